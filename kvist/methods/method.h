@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: MIT
+// What a published method is to kvist: a row of the table with its options, and a factory for each contract it fills.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "kvist/core/ratio.h"
+#include "kvist/core/tensor.h"
+#include "kvist/core/thread_pool.h"
+
+namespace kvist {
+
+// One option of a method, declared once: parsing, --help and docs come from it.
+struct OptionSpec {
+  enum class Kind { integer, ratio, boolean, choice };
+  const char* name;
+  Kind kind;
+  const char* fallback;  // the default, as a user would write it; "" means required
+  const char* unit;      // "tokens", "" ...
+  const char* help;
+  const char* choices = "";  // for choice: "a|b|c"; an entry "x:N" takes a number, as permuted:11
+  int64_t least = 0, most = INT64_MAX;
+};
+
+// The options of one method as given, checked against its OptionSpecs.
+class Options {
+ public:
+  Options(std::span<const OptionSpec> specs, std::vector<std::pair<std::string, std::string>> given,
+          std::string_view method);
+  int64_t integer(std::string_view name) const;
+  bool boolean(std::string_view name) const;
+  Ratio ratio(std::string_view name) const;
+  // A choice "permuted:11" is {"permuted", 11}; one without a number has number 0.
+  struct Choice {
+    std::string name;
+    uint64_t number = 0;
+  };
+  Choice choice(std::string_view name) const;
+  bool given(std::string_view name) const;
+  std::string text(std::string_view name) const;
+
+  // The fraction removed, from `ratio` or `keep` (= 1 - ratio), never both; 0 <= ratio < 1.
+  Ratio removed() const;
+
+ private:
+  std::span<const OptionSpec> specs_;
+  std::vector<std::pair<std::string, std::string>> values_;  // in the order of specs_
+  std::vector<bool> given_;
+  std::string method_;
+};
+
+// Reads rows of one head's keys or values, widened exactly to f32.
+class HeadRows {
+ public:
+  virtual ~HeadRows() = default;
+  // Rows [begin, end) of `head` into out [end - begin][head_dim]. May be called by several threads at once.
+  virtual void read(int head, int begin, int end, float* out) const = 0;
+};
+
+// What a selector sees of one layer after prefill. Nothing in it outlives the call.
+struct LayerInput {
+  int layer = 0;  // the model's own index
+  int n_layers = 0;
+  int n_tokens = 0;
+  int kv_heads = 0;
+  int heads = 0;
+  int head_dim = 0;
+  const HeadRows* keys = nullptr;    // after RoPE, as attention reads them
+  const HeadRows* values = nullptr;
+  TensorView<const float, 3> q;      // [rows, heads, head_dim] after RoPE: the last `rows` positions, oldest first
+  float logit_scale = 0;             // 1/sqrt(head_dim), or the model's own
+  ThreadPool* pool = nullptr;
+};
+
+// Which tokens of a layer survive.
+struct Selection {
+  std::vector<std::vector<int32_t>> kept;  // per KV head: positions, ascending
+  // What the method computed on the way, where it did: filled when explain is asked for.
+  std::vector<std::vector<double>> scores;   // [kv_heads][n_tokens]
+  std::vector<std::vector<int32_t>> counts;  // [kv_heads][n_tokens]
+};
+
+// Decides which tokens stay. One object serves all layers of one prefix, in ascending order.
+class Selector {
+ public:
+  // What the session must record while it prefills; nothing else is recorded.
+  struct Needs {
+    int window_queries = 0;  // q rows of the last so many positions
+  };
+  virtual ~Selector() = default;
+  virtual Needs needs() const = 0;
+  // Throws Error(invalid_argument) where the budget keeps nothing, and Error(corrupt) naming layer, head and position of a
+  // number that is not finite.
+  virtual Selection select(const LayerInput& layer, bool explain) = 0;
+};
+
+struct Method {
+  const char* name;
+  const char* paper;
+  const char* summary;
+  const char* decides;  // "entries", "bits", "dimensions", "reads"
+  std::span<const OptionSpec> options;
+  std::unique_ptr<Selector> (*select)(const Options&) = nullptr;
+};
+
+// All methods, in the order they are shown.
+std::span<const Method* const> methods();
+// The row called `name`, or Error(invalid_argument) naming the nearest.
+const Method& find_method(std::string_view name);
+
+}  // namespace kvist

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: MIT
+// Text to methods and back: "twinkv(ratio=0.5)", "none", "a(x=1)+b(y=2)". One grammar for CLI, server and file headers.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kvist/methods/method.h"
+
+namespace kvist {
+
+struct MethodCall {
+  const Method* method;
+  Options options;
+};
+
+// A parsed spec: methods applied left to right; no call at all is "none", the uncompressed cache.
+struct Spec {
+  std::vector<MethodCall> calls;
+  std::string text;  // canonical: options that were given, in table order, ratios in lowest terms
+
+  bool none() const { return calls.empty(); }
+  // The selector of the spec, or null where every token stays.
+  std::unique_ptr<Selector> make_selector() const;
+  Ratio removed() const;  // of the selector; 0 without one
+};
+
+// Throws invalid_argument saying where in `text` it went wrong and what was expected there.
+Spec parse_spec(std::string_view text);
+
+// The entry of `words` nearest to `word` in edits, or "" if none is near. For "did you mean".
+std::string nearest(std::string_view word, const std::vector<std::string>& words);
+
+}  // namespace kvist

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: MIT
+// One document and its questions: prefill once, compress once, answer many from the same prefix.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kvist/cache/prefix.h"
+#include "kvist/core/thread_pool.h"
+#include "kvist/methods/spec.h"
+#include "kvist/model/model.h"
+
+namespace kvist {
+
+struct SessionOptions {
+  Scalar cache_type = Scalar::f16;
+  kernels::Precision precision = kernels::Precision::fast;
+  int chunk = 512;  // prompt tokens a step
+};
+
+struct Progress {
+  int done = 0, total = 0;
+  double seconds = 0;
+};
+
+// Not thread-safe: one caller.
+class Session {
+ public:
+  // The model and the pool outlive the session.
+  Session(Model& model, ThreadPool& pool, const SessionOptions& options);
+  ~Session();
+
+  // Runs the document through the model. `record` says what later compression will need (may be null). on_progress is called
+  // after each chunk; when *stop becomes true the session throws Error(interrupted) at the next chunk boundary and holds
+  // nothing. Refuses a prompt longer than the model's context, naming both. Leaves the uncompressed prefix in place and
+  // returns the logits of the last token.
+  std::vector<float> prefill(std::span<const int32_t> tokens, const Selector* record,
+                             const std::function<void(const Progress&)>& on_progress = {},
+                             const std::atomic<bool>* stop = nullptr);
+
+  struct Explanation {                   // filled when asked for, per layer
+    std::vector<Selection> layers;
+  };
+  // Applies the selector to every layer; each layer's dense form is freed before the next is begun. The prefix is
+  // unchanged where it throws before the first layer was replaced.
+  void compress(Selector& selector, Explanation* explain = nullptr,
+                const std::function<void(const Progress&)>& on_progress = {});
+
+  const PrefixCache& prefix() const;
+  int n_prompt() const;  // tokens prefilled
+
+  // Opens a question over the prefix: a new private suffix, empty. Returns its id.
+  int open();
+  void close(int sequence);
+  int suffix_length(int sequence) const;
+  // Appends `tokens` to one sequence in chunks; returns the logits of the last.
+  std::vector<float> extend(int sequence, std::span<const int32_t> tokens);
+  // Logits after every token instead: [tokens][vocab].
+  std::vector<float> extend_all(int sequence, std::span<const int32_t> tokens);
+  // One step of several sequences together: tokens[i] goes to sequences[i]; logits [n][vocab].
+  void decode(std::span<const int32_t> sequences, std::span<const int32_t> tokens, std::vector<float>* logits);
+  Bytes suffix_bytes() const;  // of all open sequences
+  int room(int sequence) const;  // tokens that still fit in the context
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace kvist
