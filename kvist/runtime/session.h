@@ -35,19 +35,20 @@ class Session {
   Session(Model& model, ThreadPool& pool, const SessionOptions& options);
   ~Session();
 
-  // Runs the document through the model. `record` says what later compression will need (may be null). on_progress is called
-  // after each chunk; when *stop becomes true the session throws Error(interrupted) at the next chunk boundary and holds
-  // nothing. Refuses a prompt longer than the model's context, naming both. Leaves the uncompressed prefix in place and
-  // returns the logits of the last token.
+  // Runs the document through the model. `record` says what later compression will need (may be
+  // null). on_progress is called after each chunk; when *stop becomes true the session throws
+  // Error(interrupted) at the next chunk boundary and holds nothing. Refuses a prompt longer than
+  // the model's context, naming both. Leaves the uncompressed prefix in place and returns the
+  // logits of the last token.
   std::vector<float> prefill(std::span<const int32_t> tokens, const Selector* record,
                              const std::function<void(const Progress&)>& on_progress = {},
                              const std::atomic<bool>* stop = nullptr);
 
-  struct Explanation {                   // filled when asked for, per layer
+  struct Explanation {  // filled when asked for, per layer
     std::vector<Selection> layers;
   };
-  // Applies the selector to every layer; each layer's dense form is freed before the next is begun. The prefix is
-  // unchanged where it throws before the first layer was replaced.
+  // Applies the selector to every layer; each layer's dense form is freed before the next is begun.
+  // The prefix is unchanged where it throws before the first layer was replaced.
   void compress(Selector& selector, Explanation* explain = nullptr,
                 const std::function<void(const Progress&)>& on_progress = {});
 
@@ -63,8 +64,9 @@ class Session {
   // Logits after every token instead: [tokens][vocab].
   std::vector<float> extend_all(int sequence, std::span<const int32_t> tokens);
   // One step of several sequences together: tokens[i] goes to sequences[i]; logits [n][vocab].
-  void decode(std::span<const int32_t> sequences, std::span<const int32_t> tokens, std::vector<float>* logits);
-  Bytes suffix_bytes() const;  // of all open sequences
+  void decode(std::span<const int32_t> sequences, std::span<const int32_t> tokens,
+              std::vector<float>* logits);
+  Bytes suffix_bytes() const;    // of all open sequences
   int room(int sequence) const;  // tokens that still fit in the context
 
  private:
