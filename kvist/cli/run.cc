@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: MIT
+// kvist run: reads a document once, compresses it once, and answers questions from what is left.
+#include <unistd.h>
+
+#include <CLI/Option.hpp>
+#include <CLI/Validators.hpp>
+#include <cstdio>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "kvist/cli/answer.h"
+#include "kvist/cli/chat.h"
+#include "kvist/cli/command.h"
+#include "kvist/cli/document.h"
+#include "kvist/cli/inputs.h"
+#include "kvist/cli/interrupt.h"
+#include "kvist/cli/report.h"
+#include "kvist/cli/terminal.h"
+#include "kvist/core/error.h"
+
+namespace kvist {
+namespace {
+
+struct RunOptions {
+  Inputs inputs;
+  std::vector<std::string> questions;
+  std::string answer_prefix;
+  AnswerOptions answer;
+  bool together = false, compare = false;
+};
+
+void check(const RunOptions& options, const Context& context) {
+  for (const std::string& question : options.questions) require_utf8(question, "--question");
+  require_utf8(options.answer_prefix, "--answer-prefix");
+  if (!options.questions.empty()) return;
+  if (options.inputs.document == "-") {
+    throw Error(ErrorKind::invalid_argument,
+                "-f - reads the document from standard input: a question is needed, -q TEXT");
+  }
+  if (context.json) throw Error(ErrorKind::invalid_argument, "--json needs a question: -q TEXT");
+  if (options.compare)
+    throw Error(ErrorKind::invalid_argument, "--compare needs a question: -q TEXT");
+  if (!is_terminal(STDIN_FILENO)) {
+    throw Error(
+        ErrorKind::invalid_argument,
+        "no question: give -q TEXT (more than once if you like), or run on a terminal to chat");
+  }
+}
+
+void put(std::string_view text) {
+  std::fwrite(text.data(), 1, text.size(), stdout);
+  std::fflush(stdout);
+}
+
+// The question and the start of the answer that the user gave go to stderr: stdout carries what the
+// model adds.
+void announce(const std::string& question, const std::string& prefix) {
+  if (!is_terminal(STDERR_FILENO)) return;
+  std::fprintf(stderr, "%s\n%s", paint(2, Shade::strong, "> " + question).c_str(),
+               paint(2, Shade::dim, prefix).c_str());
+  std::fflush(stderr);
+}
+
+std::vector<std::vector<int32_t>> question_ids(const Loaded& loaded, const RunOptions& options) {
+  std::vector<std::vector<int32_t>> all;
+  for (const std::string& question : options.questions) {
+    all.push_back(loaded.prompt->question(question, options.answer_prefix));
+  }
+  return all;
+}
+
+// Asks everything of the cache as it is now. `stream`: show answers as they come.
+Stage ask(Loaded& loaded, const RunOptions& options, const std::string& label, bool stream) {
+  Stage stage;
+  stage.label = label;
+  stage.bytes = loaded.session->prefix().bytes();
+  const auto ids = question_ids(loaded, options);
+  if (options.together) {
+    Together together = answer_together(*loaded.session, *loaded.tokenizer, ids, options.answer);
+    stage.answers = std::move(together.answers);
+    stage.tok_s = together.total_tok_s;
+  }
+  for (size_t i = 0; i < ids.size() && !*options.answer.stop; ++i) {
+    if (stream) announce(options.questions[i], options.answer_prefix);
+    if (!options.together) {
+      stage.answers.push_back(answer_one(*loaded.session, *loaded.tokenizer, ids[i], options.answer,
+                                         stream ? OnPiece(put) : OnPiece()));
+    } else if (stream) {
+      put(stage.answers[i].text);
+    }
+    if (stream) put("\n");
+  }
+  for (size_t i = 0; i < stage.answers.size(); ++i)
+    stage.answers[i].question = options.questions[i];
+  if (!options.together) stage.tok_s = median_tok_s(stage.answers);
+  return stage;
+}
+
+void print_side_by_side(const Report& report, const std::string& prefix) {
+  const int width =
+      std::max(display_width(report.uncompressed->label), display_width(report.stage.label));
+  for (size_t i = 0; i < report.stage.answers.size(); ++i) {
+    put(paint(1, Shade::strong, report.stage.answers[i].question) + "\n");
+    for (const Stage* stage : {&*report.uncompressed, &report.stage}) {
+      const std::string pad(static_cast<size_t>(width - display_width(stage->label)), ' ');
+      put(str("  ", paint(1, Shade::dim, stage->label + pad), "  ", prefix, stage->answers[i].text,
+              "\n"));
+    }
+  }
+}
+
+int run(RunOptions options, const Context& context) {
+  check(options, context);
+  const std::atomic<bool>& stop = watch_interrupt();
+  options.answer.stop = &stop;
+  Loaded loaded = load(options.inputs, context);
+  const auto selector = loaded.spec.make_selector();
+  Report report;
+  prefill(loaded, selector.get(), &report.timings);
+  const bool compare = options.compare && selector != nullptr;
+  if (compare) report.uncompressed = ask(loaded, options, "uncompressed", false);
+  if (stop) return kInterrupted;
+  compress(loaded, selector.get(), nullptr, &report.timings);
+  report.kept = kept_counts(loaded.session->prefix());
+  if (options.questions.empty()) return chat(loaded, options.answer, options.answer_prefix);
+  report.stage = ask(loaded, options, loaded.spec.none() ? "none" : loaded.spec.text,
+                     !compare && !context.json);
+  if (stop) return kInterrupted;
+  if (context.json) {
+    put(to_json(loaded, context, report).dump(2) + "\n");
+    return kDone;
+  }
+  if (compare) print_side_by_side(report, options.answer_prefix);
+  std::fprintf(stderr, "\n%s", summary(loaded, report).c_str());
+  return kDone;
+}
+
+Action add(CLI::App& app) {
+  auto options = std::make_shared<RunOptions>();
+  add_inputs(app, &options->inputs);
+  app.add_option("-q,--question", options->questions,
+                 "asked of the document; may be given more than once")
+      ->type_name("TEXT")
+      ->allow_extra_args(false);
+  app.add_option("--answer-prefix", options->answer_prefix, "how every answer begins")
+      ->type_name("TEXT");
+  app.add_option("-n,--n-predict", options->answer.limit, "most tokens of an answer")
+      ->check(CLI::Range(1, std::numeric_limits<int>::max()))
+      ->capture_default_str();
+  app.add_option("--temp", options->answer.sampling.temperature, "0 is greedy")
+      ->check(CLI::Range(0.0, 100.0))
+      ->capture_default_str();
+  app.add_option("--top-k", options->answer.sampling.top_k, "sample among so many; 0 is all")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  app.add_option("--top-p", options->answer.sampling.top_p, "sample among this much probability")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
+  app.add_option("--seed", options->answer.sampling.seed, "of the sampling")->capture_default_str();
+  app.add_flag("--together", options->together, "decode all questions as one batch");
+  app.add_flag("--compare", options->compare, "ask before and after compression, side by side");
+  return [options](const Context& context) { return run(*options, context); };
+}
+
+}  // namespace
+
+extern constinit const Command run_command = {
+    "run", "answer questions about a document from a compressed cache", add};
+
+}  // namespace kvist
