@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: MIT
+// One option's value as text: is it allowed, and how is it written canonically.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "kvist/methods/method.h"
+
+namespace kvist {
+
+// What `spec` expects, for messages and docs: "an integer of at least 1", "one of log|inv".
+std::string expected_value(const OptionSpec& spec);
+
+// The canonical form of `value`, or "" where `spec` does not allow it: ratios in lowest terms,
+// integers without leading zeros.
+std::string canonical_value(const OptionSpec& spec, std::string_view value);
+
+// `text` in single quotes, cut at 60 characters, with everything that is not printable ASCII as
+// \xNN: safe for a terminal.
+std::string quoted(std::string_view text);
+
+}  // namespace kvist

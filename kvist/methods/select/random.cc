@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: MIT
+// Keeps uniformly random tokens: the control that every selector must beat.
+#include <numeric>
+
+#include "kvist/core/error.h"
+#include "kvist/core/rng.h"
+#include "kvist/methods/method.h"
+#include "kvist/methods/select/budget.h"
+
+namespace kvist {
+namespace {
+
+using Kind = OptionSpec::Kind;
+constexpr OptionSpec kOptions[] = {
+    {.name = "ratio",
+     .kind = Kind::ratio,
+     .fallback = "0.5",
+     .unit = "",
+     .help = "share of entries removed"},
+    {.name = "keep",
+     .kind = Kind::ratio,
+     .fallback = "0.5",
+     .unit = "",
+     .help = "1 - ratio; give one of the two"},
+    {.name = "seed",
+     .kind = Kind::integer,
+     .fallback = "11",
+     .unit = "",
+     .help = "of the generator; one stream a layer and head"},
+};
+constexpr uint64_t kStream = 3;  // apart from the streams of twinkv's controls
+
+class Random final : public Selector {
+ public:
+  explicit Random(const Options& options)
+      : removed_(options.removed()), seed_(static_cast<uint64_t>(options.integer("seed"))) {}
+  Needs needs() const override { return {}; }
+
+  Selection select(const LayerInput& layer, bool) override {
+    const int64_t keep = kept_tokens(layer.n_tokens, removed_);
+    if (keep == 0) {
+      throw Error(ErrorKind::invalid_argument, str("random: ", layer.n_tokens, " tokens at ratio ",
+                                                   removed_.text(), " leave none"));
+    }
+    Selection selection;
+    for (int head = 0; head < layer.kv_heads; ++head)
+      selection.kept.push_back(draw(layer, head, keep));
+    return selection;
+  }
+
+ private:
+  // Selection sampling (Knuth, TAOCP 2, algorithm S): `keep` of n, ascending, every set equally
+  // likely.
+  std::vector<int32_t> draw(const LayerInput& layer, int head, int64_t keep) const {
+    Rng rng(seed_, static_cast<uint32_t>(layer.layer), static_cast<uint32_t>(head), kStream);
+    std::vector<int32_t> kept;
+    kept.reserve(static_cast<size_t>(keep));
+    for (int position = 0; keep > 0; ++position) {
+      if (static_cast<int64_t>(rng.below(static_cast<uint64_t>(layer.n_tokens - position))) <
+          keep) {
+        kept.push_back(position);
+        --keep;
+      }
+    }
+    return kept;
+  }
+
+  Ratio removed_;
+  uint64_t seed_;
+};
+
+}  // namespace
+
+extern constinit const Method random_control = {
+    .name = "random",
+    .paper = "",
+    .summary = "a control, not a method: keeps uniformly random tokens, each head its own",
+    .decides = "entries",
+    .options = kOptions,
+    .select = [](const Options& o) -> std::unique_ptr<Selector> {
+      return std::make_unique<Random>(o);
+    }};
+
+}  // namespace kvist

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: MIT
+// The parser of method specs, and the search for the word that was meant.
+#include "kvist/methods/spec.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "kvist/core/error.h"
+#include "kvist/methods/option_value.h"
+
+namespace kvist {
+namespace {
+
+constexpr size_t kLongestSpec = 4096;
+
+char lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; }
+
+// Insertions, deletions, replacements and swaps of neighbours that turn a into b, letter case
+// ignored.
+int edits(std::string_view a, std::string_view b) {
+  std::vector<int> before(b.size() + 1), above(b.size() + 1), row(b.size() + 1);
+  std::iota(above.begin(), above.end(), 0);
+  for (size_t i = 1; i <= a.size(); ++i) {
+    row[0] = static_cast<int>(i);
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const bool same = lower(a[i - 1]) == lower(b[j - 1]);
+      row[j] = std::min({above[j] + 1, row[j - 1] + 1, above[j - 1] + (same ? 0 : 1)});
+      if (i > 1 && j > 1 && lower(a[i - 1]) == lower(b[j - 2]) &&
+          lower(a[i - 2]) == lower(b[j - 1])) {
+        row[j] = std::min(row[j], before[j - 2] + 1);
+      }
+    }
+    std::swap(before, above);
+    std::swap(above, row);
+  }
+  return above[b.size()];
+}
+
+bool is_word(char c) {
+  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
+         c == '-';
+}
+bool is_value(char c) { return is_word(c) || c == '.' || c == '/' || c == '%' || c == ':'; }
+bool is_space(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
+
+class Parser {
+ public:
+  explicit Parser(std::string_view text) : text_(text) {}
+
+  Spec parse();
+
+ private:
+  MethodCall call(const std::string& name, size_t name_at);
+  std::pair<std::string, std::string> option(const Method& method,
+                                             std::vector<std::pair<std::string, std::string>> seen);
+  std::string word(const char* what);
+  std::string take(bool (*belongs)(char), const char* what);
+
+  void skip_space() {
+    while (at_ < text_.size() && is_space(text_[at_])) ++at_;
+  }
+  bool accept(char c) {
+    skip_space();
+    if (at_ == text_.size() || text_[at_] != c) return false;
+    ++at_;
+    return true;
+  }
+  // Throws: columns count from 1.
+  [[noreturn]] void fail(size_t at, std::string_view problem) const {
+    throw Error(ErrorKind::invalid_argument,
+                str("method spec ", quoted(text_), ", column ", at + 1, ": ", problem));
+  }
+  [[noreturn]] void expected(std::string_view what) const {
+    const std::string found = at_ == text_.size() ? "the end" : quoted(text_.substr(at_, 1));
+    fail(at_, str("expected ", what, ", found ", found));
+  }
+  // Runs fn and adds the place in the text to what it throws.
+  template <typename Fn>
+  auto located(size_t at, const Fn& fn) const {
+    try {
+      return fn();
+    } catch (const Error& error) {
+      fail(at, error.what());
+    }
+  }
+
+  std::string_view text_;
+  size_t at_ = 0;
+};
+
+std::string Parser::take(bool (*belongs)(char), const char* what) {
+  skip_space();
+  const size_t begin = at_;
+  while (at_ < text_.size() && belongs(text_[at_])) ++at_;
+  if (at_ == begin) expected(what);
+  return std::string(text_.substr(begin, at_ - begin));
+}
+
+std::pair<std::string, std::string> Parser::option(
+    const Method& method, std::vector<std::pair<std::string, std::string>> seen) {
+  skip_space();
+  const size_t name_at = at_;
+  seen.emplace_back(take(is_word, "an option name"), "");
+  const std::string& name = seen.back().first;
+  const bool known = std::any_of(method.options.begin(), method.options.end(),
+                                 [&](const OptionSpec& spec) { return name == spec.name; });
+  if (!known) {
+    located(name_at, [&] { return Options(method.options, {{name, ""}}, method.name); });
+  }
+  if (!accept('=')) expected(str("'=' after ", name));
+  skip_space();
+  const size_t value_at = at_;
+  seen.back().second = take(is_value, "a value");
+  // One option alone shows a bad value; all so far show a repeated one.
+  located(value_at, [&] { return Options(method.options, {seen.back()}, method.name); });
+  located(name_at, [&] { return Options(method.options, seen, method.name); });
+  return seen.back();
+}
+
+MethodCall Parser::call(const std::string& name, size_t name_at) {
+  const Method& method = *located(name_at, [&] { return &find_method(name); });
+  std::vector<std::pair<std::string, std::string>> given;
+  if (accept('(') && !accept(')')) {
+    do {
+      given.push_back(option(method, given));
+    } while (accept(','));
+    if (!accept(')')) expected("',' or ')'");
+  }
+  MethodCall made{&method, Options(method.options, given, method.name)};
+  // A combination that the method refuses is refused here, where its place is known.
+  if (method.select != nullptr)
+    located(name_at, [&] { return method.select(made.options) != nullptr; });
+  return made;
+}
+
+std::string canonical(const MethodCall& call) {
+  std::string options;
+  for (const OptionSpec& spec : call.method->options) {
+    if (!call.options.given(spec.name)) continue;
+    options += str(options.empty() ? "" : ",", spec.name, "=", call.options.text(spec.name));
+  }
+  return options.empty() ? call.method->name : str(call.method->name, "(", options, ")");
+}
+
+Spec Parser::parse() {
+  if (text_.size() > kLongestSpec) {
+    throw Error(
+        ErrorKind::invalid_argument,
+        str("method spec of ", text_.size(), " characters; at most ", kLongestSpec, " are read"));
+  }
+  Spec spec;
+  const char* selector = nullptr;
+  do {
+    skip_space();
+    const size_t name_at = at_;
+    const std::string name = take(is_word, "a method name or 'none'");
+    if (name == "none") {
+      if (!spec.calls.empty()) fail(name_at, "'none' is not combined with other methods");
+      skip_space();
+      if (at_ != text_.size()) expected("nothing after 'none'");
+      spec.text = "none";
+      return spec;
+    }
+    spec.calls.push_back(call(name, name_at));
+    const Method& method = *spec.calls.back().method;
+    if (method.select != nullptr) {
+      if (selector != nullptr) {
+        fail(name_at, str(selector, " and ", name,
+                          " both decide which entries stay; the second would see what the first "
+                          "left, not the document: use one of them"));
+      }
+      selector = method.name;
+    }
+    spec.text += str(spec.text.empty() ? "" : "+", canonical(spec.calls.back()));
+  } while (accept('+'));
+  if (at_ != text_.size()) expected("'(', '+' or the end");
+  return spec;
+}
+
+}  // namespace
+
+Spec parse_spec(std::string_view text) { return Parser(text).parse(); }
+
+std::unique_ptr<Selector> Spec::make_selector() const {
+  for (const MethodCall& call : calls) {
+    if (call.method->select != nullptr) return call.method->select(call.options);
+  }
+  return nullptr;
+}
+
+Ratio Spec::removed() const {
+  for (const MethodCall& call : calls) {
+    if (call.method->select != nullptr) return call.options.removed();
+  }
+  return {0, 1};
+}
+
+std::string nearest(std::string_view word, const std::vector<std::string>& words) {
+  constexpr size_t kLongestWord = 64;
+  if (word.size() > kLongestWord) return "";
+  std::string best;
+  int fewest = static_cast<int>(std::max<size_t>(1, word.size() / 3)) + 1;
+  for (const std::string& candidate : words) {
+    const bool begins = word.size() >= 3 && candidate.starts_with(word);
+    const int distance = begins ? 1 : edits(word, candidate);
+    if (distance < fewest) {
+      fewest = distance;
+      best = candidate;
+    }
+  }
+  return best;
+}
+
+}  // namespace kvist
