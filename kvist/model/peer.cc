@@ -13,6 +13,7 @@
 #include <cstring>
 
 #include "kvist/core/error.h"
+#include "kvist/model/cpu_backend.h"
 
 namespace kvist {
 namespace {
@@ -72,6 +73,15 @@ LlamaPeer::LlamaPeer(const std::string& path, const PeerOptions& options)
   impl_->position.assign(options.n_sequences, 0);
 }
 LlamaPeer::~LlamaPeer() = default;
+
+bool LlamaPeer::extra_buffers_work() {
+  const CpuBackend cpu(1);
+  for (ggml_type type : {GGML_TYPE_Q4_0, GGML_TYPE_Q4_1, GGML_TYPE_Q8_0, GGML_TYPE_Q4_K, GGML_TYPE_Q6_K}) {
+    const auto packed = cpu.packed_type(type, 512, 512);
+    if (packed != nullptr && !cpu.packed_batches_run(packed, type)) return false;
+  }
+  return true;
+}
 
 int LlamaPeer::vocab() const { return llama_vocab_n_tokens(llama_model_get_vocab(impl_->model)); }
 

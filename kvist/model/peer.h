@@ -28,6 +28,9 @@ class LlamaPeer {
   LlamaPeer(const std::string& path, const PeerOptions& options);
   ~LlamaPeer();
 
+  // Whether libllama's repacked weights run on this machine at all (see CpuBackend::packed_batches_run).
+  static bool extra_buffers_work();
+
   int vocab() const;
   void clear();
   // Appends to sequence 0 in batches of 512; returns the logits of the last token.
