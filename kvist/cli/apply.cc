@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: MIT
+// kvist apply: a method on plain arrays, without a model.
+#include <CLI/Option.hpp>
+#include <array>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "kvist/cache/dense.h"
+#include "kvist/cache/ragged.h"
+#include "kvist/cli/command.h"
+#include "kvist/cli/dump.h"
+#include "kvist/core/error.h"
+#include "kvist/core/npy.h"
+#include "kvist/methods/spec.h"
+
+namespace kvist {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct ApplyOptions {
+  std::string method, in, out;
+};
+
+// Everything that is written, in the order of the layers.
+struct Result {
+  std::vector<int32_t> kept_count, kept, counts;
+  std::vector<double> scores;
+  Bytes bytes;
+};
+
+bool ranks_nonfinite(const Spec& spec) {
+  for (const MethodCall& call : spec.calls) {
+    for (const OptionSpec& option : call.method->options) {
+      if (option.name == std::string_view("nonfinite") && call.options.text("nonfinite") == "last")
+        return true;
+    }
+  }
+  return false;
+}
+
+Selection everything(const Dump& dump) {
+  std::vector<int32_t> all(static_cast<size_t>(dump.tokens()));
+  std::iota(all.begin(), all.end(), 0);
+  Selection selection;
+  selection.kept.assign(static_cast<size_t>(dump.kv_heads()), all);
+  return selection;
+}
+
+// What a cache of f16 numbers takes for the kept entries: built, so that nothing is estimated.
+Bytes stored_bytes(const Dump::Layer& layer, const Selection& selection) {
+  const LayerInput& in = layer.input;
+  DenseLayer dense(KvShape{in.kv_heads, in.heads, in.head_dim, Scalar::f16});
+  dense.reserve(in.n_tokens);
+  dense.resize(in.n_tokens);
+  for (int t = 0; t < in.n_tokens; ++t) {
+    const int64_t at = int64_t{t} * in.kv_heads * in.head_dim;
+    dense.write(t, layer.k.data() + at, layer.v.data() + at);
+  }
+  return RaggedLayer(dense, selection.kept).bytes();
+}
+
+template <typename T>
+void append(const std::vector<std::vector<T>>& rows, std::vector<T>* out) {
+  for (const auto& row : rows) out->insert(out->end(), row.begin(), row.end());
+}
+
+Result work(Dump& dump, const Spec& spec, Selector* selector, ThreadPool& pool) {
+  Result result;
+  for (int i = 0; i < dump.n_layers(); ++i) {
+    const Dump::Layer layer = dump.load(i, !ranks_nonfinite(spec), pool);
+    const Selection selection = selector ? selector->select(layer.input, true) : everything(dump);
+    for (const auto& kept : selection.kept)
+      result.kept_count.push_back(static_cast<int32_t>(kept.size()));
+    append(selection.kept, &result.kept);
+    append(selection.scores, &result.scores);
+    append(selection.counts, &result.counts);
+    result.bytes += stored_bytes(layer, selection);
+  }
+  return result;
+}
+
+nlohmann::ordered_json ledger(const Dump& dump, const Spec& spec, const Result& result) {
+  const uint64_t element_bytes = size_of(Scalar::f16);
+  const uint64_t reference = uint64_t{2} * static_cast<uint64_t>(dump.n_layers()) *
+                             static_cast<uint64_t>(dump.tokens()) *
+                             static_cast<uint64_t>(dump.kv_heads()) *
+                             static_cast<uint64_t>(dump.head_dim()) * element_bytes;
+  const uint64_t stored = result.bytes.stored();
+  nlohmann::ordered_json kept = nlohmann::ordered_json::array();
+  for (int layer = 0; layer < dump.n_layers(); ++layer) {
+    const auto begin = result.kept_count.begin() + int64_t{layer} * dump.kv_heads();
+    kept.push_back(std::vector<int32_t>(begin, begin + dump.kv_heads()));
+  }
+  return {{"method", spec.text},
+          {"ratio", spec.removed().text()},
+          {"model_layers", dump.model_layers()},
+          {"tokens", dump.tokens()},
+          {"kv_heads", dump.kv_heads()},
+          {"head_dim", dump.head_dim()},
+          {"element_type", name(Scalar::f16)},
+          {"element_bytes", element_bytes},
+          {"reference_bytes", reference},
+          {"payload_bytes", result.bytes.payload},
+          {"metadata_bytes", result.bytes.metadata},
+          {"shared_bytes", result.bytes.shared},
+          {"allocated_bytes", result.bytes.allocated},
+          {"factor", stored == 0 ? nlohmann::ordered_json()
+                                 : nlohmann::ordered_json(static_cast<double>(reference) /
+                                                          static_cast<double>(stored))},
+          {"kept", kept}};
+}
+
+// Files are written under names of their own first; commit() gives them the final ones. What was
+// not committed is removed.
+class Staged {
+ public:
+  explicit Staged(const std::string& folder) : folder_(folder) {
+    std::error_code failure;
+    created_ = fs::create_directories(folder_, failure);
+    if (failure || !fs::is_directory(folder_)) {
+      throw Error(ErrorKind::io, str(folder, ": cannot be made a folder: ",
+                                     failure ? failure.message() : "it is something else"));
+    }
+  }
+  ~Staged() {
+    std::error_code ignored;
+    for (const std::string& name : names_) fs::remove(temporary(name), ignored);
+    if (created_ && !committed_) fs::remove(folder_, ignored);
+  }
+  Staged(const Staged&) = delete;
+  Staged& operator=(const Staged&) = delete;
+
+  void array(const char* name, NpyType type, const std::vector<int64_t>& shape, const void* data) {
+    names_.emplace_back(name);
+    write_npy(temporary(name), type, shape, data);
+  }
+  void text(const char* name, const std::string& content) {
+    names_.emplace_back(name);
+    std::ofstream out(temporary(name), std::ios::binary);
+    out << content;
+    out.close();
+    if (!out) throw Error(ErrorKind::io, str(temporary(name), ": cannot be written"));
+  }
+  // `owned`: our own names, of which an older run may have left one that this run does not write.
+  void commit(std::span<const char* const> owned) {
+    std::error_code ignored;
+    for (const char* name : owned) fs::remove(folder_ / name, ignored);
+    for (const std::string& name : names_) {
+      std::error_code failure;
+      fs::rename(temporary(name), folder_ / name, failure);
+      if (failure)
+        throw Error(ErrorKind::io, str((folder_ / name).string(), ": ", failure.message()));
+    }
+    committed_ = true;
+  }
+
+ private:
+  std::string temporary(const std::string& name) const {
+    return (folder_ / ("." + name + ".part")).string();
+  }
+
+  fs::path folder_;
+  std::vector<std::string> names_;
+  bool created_ = false, committed_ = false;
+};
+
+void write(const std::string& folder, const Dump& dump, const Result& result,
+           const std::string& ledger_text) {
+  constexpr std::array kOwned = {"kept_count.npy", "kept.npy", "scores.npy", "counts.npy",
+                                 "ledger.json"};
+  const int64_t layers = dump.n_layers(), heads = dump.kv_heads(), tokens = dump.tokens();
+  Staged out(folder);
+  out.array("kept_count.npy", NpyType::int32, {layers, heads}, result.kept_count.data());
+  out.array("kept.npy", NpyType::int32, {static_cast<int64_t>(result.kept.size())},
+            result.kept.data());
+  if (!result.scores.empty())
+    out.array("scores.npy", NpyType::float64, {layers, heads, tokens}, result.scores.data());
+  if (!result.counts.empty())
+    out.array("counts.npy", NpyType::int32, {layers, heads, tokens}, result.counts.data());
+  out.text("ledger.json", ledger_text);
+  out.commit(kOwned);
+}
+
+int apply(const ApplyOptions& options, const Context& context) {
+  const Spec spec = parse_spec(options.method);
+  const std::unique_ptr<Selector> selector = spec.make_selector();
+  Dump dump(options.in, selector ? selector->needs().window_queries : 0);
+  const Result result = work(dump, spec, selector.get(), *context.pool);
+  const nlohmann::ordered_json book = ledger(dump, spec, result);
+  const std::string text = book.dump(2) + "\n";
+  write(options.out, dump, result, text);
+  if (context.json) {
+    std::fputs(text.c_str(), stdout);
+  } else {
+    std::fputs(
+        str(spec.text, ": kept ", result.kept.size(), " of ",
+            int64_t{dump.n_layers()} * dump.kv_heads() * dump.tokens(), " entries, ",
+            result.bytes.payload, " + ", result.bytes.metadata, " bytes (payload + metadata, f16)",
+            book["factor"].is_null() ? std::string()
+                                     : fmt::format(", {:.2f}x", book["factor"].get<double>()),
+            "; ", options.out, "\n")
+            .c_str(),
+        stdout);
+  }
+  return kDone;
+}
+
+Action add(CLI::App& app) {
+  const auto options = std::make_shared<ApplyOptions>();
+  app.add_option("--method", options->method, "method spec, as twinkv(ratio=0.5)")
+      ->required()
+      ->type_name("SPEC");
+  app.add_option("--in", options->in, "folder with k.npy, v.npy, q.npy [q_pos.npy, meta.json]")
+      ->required()
+      ->type_name("DIR");
+  app.add_option(
+         "--out", options->out,
+         "folder for kept_count, kept, scores, counts (.npy) and ledger.json, which are replaced")
+      ->required()
+      ->type_name("DIR");
+  return [options](const Context& context) { return apply(*options, context); };
+}
+
+}  // namespace
+
+extern constinit const Command apply_command = {
+    "apply", "apply a method to plain arrays, without a model", add};
+
+}  // namespace kvist

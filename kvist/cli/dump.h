@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: MIT
+// A folder of plain arrays: keys, values and queries that a researcher took from some model, as
+// `kvist apply` reads them.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kvist/core/buffer.h"
+#include "kvist/core/npy.h"
+#include "kvist/methods/method.h"
+
+namespace kvist {
+
+// k.npy, v.npy [layers, tokens, kv_heads, head_dim], q.npy [layers, rows, heads, head_dim],
+// float32; the layer axis may be absent in all of them. q_pos.npy int32 [rows] says which positions
+// the rows of q belong to, by default the last ones. meta.json, optional: {"layers": [model layer
+// of each array layer], "n_layers": 30, "rope": {...}}.
+class Dump {
+ public:
+  // Checks everything but the numbers. `window_queries`: q rows of the last so many positions that
+  // will be asked for; q is not opened for 0. Throws naming file, found and expected.
+  Dump(const std::string& folder, int window_queries);
+
+  int n_layers() const { return static_cast<int>(model_layers_.size()); }  // in the arrays
+  const std::vector<int>& model_layers() const { return model_layers_; }
+  int tokens() const { return tokens_; }
+  int kv_heads() const { return kv_heads_; }
+  int head_dim() const { return head_dim_; }
+
+  // One layer in memory. Throws naming file and place where a number is not finite and
+  // `check_finite` is set.
+  struct Layer {
+    Buffer<float> k, v;  // [tokens][kv_heads][head_dim]
+    Buffer<float> q;     // [window][heads][head_dim] of the last positions, or empty
+    std::unique_ptr<HeadRows> keys, values;
+    LayerInput input;
+  };
+  Layer load(int layer, bool check_finite, ThreadPool& pool);
+
+ private:
+  void open_queries(const std::string& folder);
+  void read_meta(const std::string& folder, int64_t array_layers);
+
+  std::unique_ptr<NpyFile> k_, v_, q_;
+  bool has_layer_axis_ = false;
+  int tokens_ = 0, kv_heads_ = 0, head_dim_ = 0, heads_ = 0;
+  int window_ = 0;             // q rows that are used
+  std::vector<int64_t> rows_;  // [window_] of q, for the last positions in ascending order
+  int64_t q_rows_ = 0;         // rows of q a layer
+  std::vector<int> model_layers_;
+  int n_model_layers_ = 0;
+};
+
+}  // namespace kvist
