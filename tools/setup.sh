@@ -56,7 +56,7 @@ follow() {
   local seconds=0 percent
   while kill -0 "$1" 2>/dev/null; do
     if ((seconds % 20 == 19)); then
-      percent=$(grep -ao '\[ *[0-9]*%\]' build/setup.log | tail -n 1 || true)
+      percent=$(grep -aoE '\[ *[0-9]+(%|/[0-9]+)\]' build/setup.log | tail -n 1 || true)
       say "  $((seconds + 1)) s ${percent:+compiling $percent}"
     fi
     sleep 1
