@@ -8,7 +8,7 @@
 
 namespace kvist::kernels {
 
-// Names of the instruction sets compiled in that this CPU has, best first, in lower case: "avx3_dl", "avx3", "avx2", "sse2".
+// Names of the instruction sets compiled in that this CPU has, best first, in lower case: "avx3_dl", "avx3", "avx2", "scalar".
 std::vector<std::string> available_targets();
 // The one in use.
 std::string current_target();
