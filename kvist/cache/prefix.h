@@ -37,14 +37,15 @@ struct AttendCall {
 };
 
 // Scratch and partial results of one AttendCall after another; sized before the workers start, so that they never allocate.
-// One workspace serves one call at a time.
+// One workspace serves one call at a time: a barrier of the workers lies between two calls. The last worker to leave a call
+// makes the workspace ready for the next, so a step through all layers needs no single-threaded point.
 class AttendWorkspace {
  public:
   AttendWorkspace();
   ~AttendWorkspace();
   // Before the workers start on calls of up to n_rows rows over at most n_tokens tokens (prefix and suffix) a head.
   void reserve(const KvShape& shape, int n_rows, int n_tokens, int n_workers);
-  // Before each call: forgets the last one. Not thread-safe.
+  // Forgets a call that was cut short; not needed after one that every worker finished. Not thread-safe.
   void begin();
 
   struct State;
@@ -76,8 +77,8 @@ class PrefixCache {
 };
 
 // Shared by every reader of plain runs: attention of call.q over prefix runs (one per KV head; n_tokens 0 where there is
-// none; all of a run is visible to all rows) and the suffixes. Work is cut at fixed 512-token segments of each head and at
-// fixed row tiles; partial softmaxes are merged in segment order.
+// none; all of a run is visible to all rows) and the suffixes. Work is cut at fixed segments of each head (512 tokens where
+// rows are few) and at fixed row tiles; partial softmaxes are merged in segment order.
 void attend_runs(std::span<const kernels::KvRun> prefix, const KvShape& shape, const AttendCall& call,
                  AttendWorkspace& workspace, Worker worker) noexcept;
 
