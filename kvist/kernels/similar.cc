@@ -20,6 +20,7 @@
 #define HWY_TARGET_INCLUDE "kvist/kernels/similar.cc"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
+#include "kvist/kernels/norms-inl.h"
 
 #ifndef KVIST_KERNELS_SIMILAR_ONCE
 #define KVIST_KERNELS_SIMILAR_ONCE
@@ -97,29 +98,6 @@ HWY_INLINE VI multiply_pairs(VI a, VI b, VI sum) {
       hn::ReorderWidenMulAccumulate(DI(), hn::BitCast(d16, a), hn::BitCast(d16, b), sum, unused);
   return hn::RearrangeToOddPlusEven(first, unused);
 #endif
-}
-
-// Squared norms of 8-ish keys at a time, each in coordinate order.
-void squared_norms(const float* keys, int begin, int end, int d, double* out) {
-  const hn::ScalableTag<double> d64;
-  const hn::Rebind<float, decltype(d64)> d32;
-  const hn::Rebind<int32_t, decltype(d64)> di;
-  const int lanes = static_cast<int>(hn::Lanes(d64));
-  const auto index = hn::Mul(hn::Iota(di, 0), hn::Set(di, d));
-  int t = begin;
-  for (; t + lanes <= end; t += lanes) {
-    auto sum = hn::Zero(d64);
-    const float* base = keys + static_cast<int64_t>(t) * d;
-    for (int k = 0; k < d; ++k) {
-      const auto x = hn::PromoteTo(d64, hn::GatherIndex(d32, base + k, index));
-      sum = hn::Add(sum, hn::Mul(x, x));
-    }
-    hn::StoreU(sum, d64, out + t);
-  }
-  for (; t < end; ++t) {
-    const float* key = keys + static_cast<int64_t>(t) * d;
-    out[t] = dot_in_order(key, key, d);
-  }
 }
 
 void quantize_row(const float* key, double norm2, int d, int16_t* out) {

@@ -1,0 +1,303 @@
+// SPDX-License-Identifier: MIT
+// Attention of the last queries over all keys: softmax against each span's own maximum, then the
+// spans brought to the row's maximum and summed over rows in fp64.
+#include "kvist/kernels/window.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <vector>
+
+#include "kvist/kernels/attend.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kvist/kernels/window.cc"
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+#include "kvist/kernels/attend-inl.h"
+#include "kvist/kernels/norms-inl.h"
+
+#ifndef KVIST_KERNELS_WINDOW_ONCE
+#define KVIST_KERNELS_WINDOW_ONCE
+namespace kvist::kernels {
+namespace {
+
+constexpr int kSpan = 256;  // tokens whose weights share a maximum; a multiple of kBlock
+
+// Row t * group + g is query head g at position n_tokens - window + t.
+struct WindowPass {
+  const float* keys = nullptr;  // [n_tokens][head_dim]
+  int n_tokens = 0, head_dim = 0, window = 0, group = 0, rows = 0, stride = 0;
+  const float* q = nullptr;       // [rows][head_dim], times the logit scale
+  float* weights = nullptr;       // [rows][stride], exp(logit - maximum of the span)
+  float* span_maximum = nullptr;  // [spans][rows]
+  float* span_sum = nullptr;      // [spans][rows]
+  float* span_factor = nullptr;   // [spans][rows], weight * factor = attention
+};
+
+}  // namespace
+}  // namespace kvist::kernels
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace kvist::kernels {
+namespace HWY_NAMESPACE {
+namespace {
+
+// Keys [first, first + 64) of `keys` as [head_dim][64]; past `end` the last key is repeated.
+void transpose_block(const float* keys, int first, int end, int d, float* HWY_RESTRICT out) {
+  const hn::CappedTag<float, 16> df;
+  const hn::RebindToSigned<decltype(df)> di;
+  const int lanes = static_cast<int>(hn::Lanes(df));
+  if (first + kBlock <= end) {
+    const auto index = hn::Mul(hn::Iota(di, 0), hn::Set(di, d));
+    const float* base = keys + static_cast<int64_t>(first) * d;
+    for (int t = 0; t < kBlock; t += lanes) {
+      for (int c = 0; c < d; ++c) {
+        hn::StoreU(hn::GatherIndex(df, base + static_cast<int64_t>(t) * d + c, index), df,
+                   out + c * kBlock + t);
+      }
+    }
+    return;
+  }
+  for (int t = 0; t < kBlock; ++t) {
+    const float* row = keys + static_cast<int64_t>(std::min(first + t, end - 1)) * d;
+    for (int c = 0; c < d; ++c) out[c * kBlock + t] = row[c];
+  }
+}
+
+template <int kRows>
+HWY_INLINE int score_group(const WindowPass& pass, const float* block, int row, float* weights) {
+  for (; row + kRows <= pass.rows; row += kRows) {
+    score_tile<float, kRows>(block, pass.head_dim,
+                             pass.q + static_cast<int64_t>(row) * pass.head_dim,
+                             weights + static_cast<int64_t>(row) * pass.stride, pass.stride);
+  }
+  return row;
+}
+
+// Turns `count` logits into exp(logit - maximum); those past `visible` become 0.
+HWY_INLINE void exponentiate(float* HWY_RESTRICT x, int count, int visible, float* maximum,
+                             float* sum) {
+  const Floats df;
+  std::fill(x + std::max(0, std::min(visible, count)), x + count,
+            -std::numeric_limits<float>::infinity());
+  Vec top = hn::Load(df, x);
+  for (int i = kLanes; i < count; i += kLanes) top = hn::Max(top, hn::Load(df, x + i));
+  const Vec most =
+      hn::Max(hn::MaxOfLanes(df, top), hn::Set(df, std::numeric_limits<float>::lowest()));
+  Vec total = hn::Zero(df);
+  for (int i = 0; i < count; i += kLanes) {
+    const Vec e = exp_negative(hn::Sub(hn::Load(df, x + i), most));
+    hn::Store(e, df, x + i);
+    total = hn::Add(total, e);
+  }
+  *maximum = hn::GetLane(most);
+  *sum = hn::GetLane(hn::SumOfLanes(df, total));
+}
+
+// scratch [head_dim][64], aligned.
+void ScoreSpan(const WindowPass& pass, int span, float* scratch) {
+  const int begin = span * kSpan;
+  const int end = std::min(begin + kSpan, pass.n_tokens);
+  const int padded = (end - begin + kBlock - 1) / kBlock * kBlock;
+  for (int first = begin; first < end; first += kBlock) {
+    transpose_block(pass.keys, first, end, pass.head_dim, scratch);
+    int row = score_group<6>(pass, scratch, 0, pass.weights + first);
+    row = score_group<2>(pass, scratch, row, pass.weights + first);
+    score_group<1>(pass, scratch, row, pass.weights + first);
+  }
+  for (int r = 0; r < pass.rows; ++r) {
+    const int visible = pass.n_tokens - pass.window + r / pass.group + 1 - begin;
+    const int64_t at = static_cast<int64_t>(span) * pass.rows + r;
+    exponentiate(pass.weights + static_cast<int64_t>(r) * pass.stride + begin, padded,
+                 std::min(visible, end - begin), pass.span_maximum + at, pass.span_sum + at);
+  }
+}
+
+// out[i - begin] = sum of the attention of rows first, first + step, ... of one span, in that
+// order.
+void SumRows(const WindowPass& pass, int span, int first, int step, double* out) {
+  const hn::CappedTag<double, 8> d64;
+  const hn::Rebind<float, decltype(d64)> d32;
+  const int lanes = static_cast<int>(hn::Lanes(d64));
+  const float* factor = pass.span_factor + static_cast<int64_t>(span) * pass.rows;
+  const float* weights = pass.weights + span * kSpan;
+  constexpr int kWide = 4;
+  for (int i = 0; i < kSpan; i += kWide * lanes) {
+    hn::Vec<decltype(d64)> sum[kWide];
+    for (auto& s : sum) s = hn::Zero(d64);
+    for (int r = first; r < pass.rows; r += step) {
+      const auto f = hn::Set(d32, factor[r]);
+      const float* x = weights + static_cast<int64_t>(r) * pass.stride + i;
+      for (int w = 0; w < kWide; ++w) {
+        sum[w] = hn::Add(sum[w], hn::PromoteTo(d64, hn::Mul(f, hn::LoadU(d32, x + w * lanes))));
+      }
+    }
+    for (int w = 0; w < kWide; ++w) hn::StoreU(sum[w], d64, out + i + w * lanes);
+  }
+}
+
+void Energies(const float* values, int n, int head_dim, float* out) {
+  squared_norms(values, 0, n, head_dim, out);
+}
+
+// Index of the first group of 64 that holds a number whose exponent is all ones, or n rounded down
+// to 64.
+int64_t FirstNonfiniteGroup(const float* x, int64_t n) {
+  const hn::ScalableTag<uint32_t> du;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(du));
+  const auto infinity = hn::Set(du, 0x7F800000u);
+  const uint32_t* bits = reinterpret_cast<const uint32_t*>(x);
+  int64_t i = 0;
+  for (; i + 64 <= n; i += 64) {
+    auto most = hn::Zero(du);
+    for (int64_t j = 0; j < 64; j += lanes) {
+      most = hn::Max(most, hn::And(hn::LoadU(du, bits + i + j), infinity));
+    }
+    if (!hn::AllFalse(du, hn::Eq(most, infinity))) break;
+  }
+  return i;
+}
+
+}  // namespace
+}  // namespace HWY_NAMESPACE
+}  // namespace kvist::kernels
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace kvist::kernels {
+namespace {
+HWY_EXPORT(ScoreSpan);
+HWY_EXPORT(SumRows);
+HWY_EXPORT(Energies);
+HWY_EXPORT(FirstNonfiniteGroup);
+
+// Uninitialised and on the heap: a mapping of its own would be paged in anew for every head.
+struct Scratch {
+  struct Free {
+    void operator()(float* p) const { ::operator delete[](p, std::align_val_t{64}); }
+  };
+  std::unique_ptr<float[], Free> data;
+  explicit Scratch(int64_t n)
+      : data(static_cast<float*>(
+            ::operator new[](static_cast<size_t>(n) * sizeof(float), std::align_val_t{64}))) {}
+};
+
+// span_factor from span_maximum and span_sum, spans in order.
+void normalize(const WindowPass& pass, int n_spans) {
+  for (int r = 0; r < pass.rows; ++r) {
+    const auto at = [&](int span) { return static_cast<int64_t>(span) * pass.rows + r; };
+    float maximum = pass.span_maximum[r];
+    for (int s = 1; s < n_spans; ++s) maximum = std::max(maximum, pass.span_maximum[at(s)]);
+    float sum = 0;
+    for (int s = 0; s < n_spans; ++s) {
+      const float factor = std::exp(pass.span_maximum[at(s)] - maximum);
+      pass.span_factor[at(s)] = factor;
+      sum += factor * pass.span_sum[at(s)];
+    }
+    for (int s = 0; s < n_spans; ++s) pass.span_factor[at(s)] /= sum;
+  }
+}
+
+// Calls reduce(pass, span, sums) for every span, where sums [256] is scratch.
+template <typename Reduce>
+void attend_window(const float* keys, int n, int head_dim, TensorView<const float, 3> q,
+                   float logit_scale, ThreadPool& pool, const Reduce& reduce) {
+  WindowPass pass;
+  pass.keys = keys;
+  pass.n_tokens = n;
+  pass.head_dim = head_dim;
+  pass.window = static_cast<int>(q.dim(0));
+  pass.group = static_cast<int>(q.dim(1));
+  pass.rows = pass.window * pass.group;
+  KVIST_ASSERT(pass.window <= n);
+  const int n_spans = (n + kSpan - 1) / kSpan;
+  // An odd number of cache lines apart, so that the rows of one token do not share a cache set.
+  pass.stride = n_spans * kSpan + 16;
+  const int64_t per_span = static_cast<int64_t>(n_spans) * pass.rows;
+  const Scratch weights(static_cast<int64_t>(pass.rows) * pass.stride);
+  const Scratch scaled(static_cast<int64_t>(pass.rows) * head_dim);
+  const Scratch statistics(3 * per_span);
+  pass.weights = weights.data.get();
+  pass.q = scaled.data.get();
+  pass.span_maximum = statistics.data.get();
+  pass.span_sum = pass.span_maximum + per_span;
+  pass.span_factor = pass.span_sum + per_span;
+  for (int r = 0; r < pass.rows; ++r) {
+    for (int c = 0; c < head_dim; ++c) {
+      scaled.data[r * head_dim + c] = logit_scale * q(r / pass.group, r % pass.group, c);
+    }
+  }
+  pool.parallel_for(n_spans, [&](int64_t span) {
+    const Scratch block(static_cast<int64_t>(head_dim) * kBlock);
+    HWY_DYNAMIC_DISPATCH(ScoreSpan)(pass, static_cast<int>(span), block.data.get());
+  });
+  normalize(pass, n_spans);
+  pool.parallel_for(n_spans, [&](int64_t span) { reduce(pass, static_cast<int>(span)); });
+}
+
+template <typename T>
+void pool_maximum(const T* in, int n, int radius, T* out) {
+  for (int i = 0; i < n; ++i) {
+    const int begin = std::max(0, i - radius), end = std::min(n - 1, i + radius);
+    T most = in[begin];
+    for (int j = begin + 1; j <= end; ++j) most = std::max(most, in[j]);
+    out[i] = most;
+  }
+}
+
+}  // namespace
+
+void window_attention(const float* keys, int n, int head_dim, TensorView<const float, 3> q,
+                      float logit_scale, ThreadPool& pool, float* abar) {
+  if (q.empty()) return std::fill_n(abar, n, 0.0f), void();
+  attend_window(keys, n, head_dim, q, logit_scale, pool, [&](const WindowPass& pass, int span) {
+    double sums[kSpan];
+    HWY_DYNAMIC_DISPATCH(SumRows)(pass, span, 0, 1, sums);
+    const int begin = span * kSpan;
+    for (int i = begin; i < std::min(begin + kSpan, n); ++i) {
+      abar[i] = static_cast<float>(sums[i - begin] / pass.rows);
+    }
+  });
+}
+
+void window_attention_per_head(const float* keys, int n, int head_dim, TensorView<const float, 3> q,
+                               float logit_scale, ThreadPool& pool, double* means) {
+  if (q.empty()) return std::fill_n(means, q.dim(1) * n, 0.0), void();
+  attend_window(keys, n, head_dim, q, logit_scale, pool, [&](const WindowPass& pass, int span) {
+    double sums[kSpan];
+    const int begin = span * kSpan;
+    for (int g = 0; g < pass.group; ++g) {
+      HWY_DYNAMIC_DISPATCH(SumRows)(pass, span, g, pass.group, sums);
+      double* out = means + static_cast<int64_t>(g) * n;
+      for (int i = begin; i < std::min(begin + kSpan, n); ++i)
+        out[i] = sums[i - begin] / pass.window;
+    }
+  });
+}
+
+void max_pool(const float* in, int n, int radius, float* out) noexcept {
+  pool_maximum(in, n, radius, out);
+}
+void max_pool(const double* in, int n, int radius, double* out) noexcept {
+  pool_maximum(in, n, radius, out);
+}
+
+void energies(const float* values, int n, int head_dim, float* out) noexcept {
+  HWY_DYNAMIC_DISPATCH(Energies)(values, n, head_dim, out);
+}
+
+bool find_nonfinite(const float* x, int64_t n, int64_t* where) noexcept {
+  for (int64_t i = HWY_DYNAMIC_DISPATCH(FirstNonfiniteGroup)(x, n); i < n; ++i) {
+    if (!std::isfinite(x[i])) {
+      *where = i;
+      return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace kvist::kernels
+#endif
