@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "kvist/core/error.h"
+#include "kvist/methods/array_rows.h"
 
 namespace kvist {
 namespace {
@@ -16,22 +17,6 @@ namespace {
 constexpr int64_t kMostTokens = int64_t{1} << 28;
 constexpr int64_t kMostSmall = 1 << 16;  // layers, heads, channels
 constexpr uintmax_t kMostMeta = 1 << 20;
-
-// Rows of one head in [tokens][kv_heads][head_dim].
-class ArrayRows final : public HeadRows {
- public:
-  ArrayRows(const float* data, int kv_heads, int head_dim)
-      : data_(data), kv_heads_(kv_heads), head_dim_(head_dim) {}
-  void read(int head, int begin, int end, float* out) const override {
-    for (int t = begin; t < end; ++t, out += head_dim_) {
-      std::copy_n(data_ + (int64_t{t} * kv_heads_ + head) * head_dim_, head_dim_, out);
-    }
-  }
-
- private:
-  const float* data_;
-  int kv_heads_, head_dim_;
-};
 
 [[noreturn]] void refuse(const std::string& file, const std::string& found,
                          const std::string& expected) {

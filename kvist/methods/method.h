@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What a published method is to kvist: a row of the table with its options, and a factory for each contract it fills.
+// What a published method is to kvist: a row of the table with its options, and a factory for each
+// contract it fills.
 #pragma once
 
 #include <cstdint>
@@ -59,7 +60,8 @@ class Options {
 class HeadRows {
  public:
   virtual ~HeadRows() = default;
-  // Rows [begin, end) of `head` into out [end - begin][head_dim]. May be called by several threads at once.
+  // Rows [begin, end) of `head` into out [end - begin][head_dim]. May be called by several threads
+  // at once.
   virtual void read(int head, int begin, int end, float* out) const = 0;
 };
 
@@ -71,10 +73,11 @@ struct LayerInput {
   int kv_heads = 0;
   int heads = 0;
   int head_dim = 0;
-  const HeadRows* keys = nullptr;    // after RoPE, as attention reads them
+  const HeadRows* keys = nullptr;  // after RoPE, as attention reads them
   const HeadRows* values = nullptr;
-  TensorView<const float, 3> q;      // [rows, heads, head_dim] after RoPE: the last `rows` positions, oldest first
-  float logit_scale = 0;             // 1/sqrt(head_dim), or the model's own
+  TensorView<const float, 3>
+      q;  // [rows, heads, head_dim] after RoPE: the last `rows` positions, oldest first
+  float logit_scale = 0;  // 1/sqrt(head_dim), or the model's own
   ThreadPool* pool = nullptr;
 };
 
@@ -95,8 +98,8 @@ class Selector {
   };
   virtual ~Selector() = default;
   virtual Needs needs() const = 0;
-  // Throws Error(invalid_argument) where the budget keeps nothing, and Error(corrupt) naming layer, head and position of a
-  // number that is not finite.
+  // Throws Error(invalid_argument) where the budget keeps nothing, and Error(corrupt) naming layer,
+  // head and position of a number that is not finite.
   virtual Selection select(const LayerInput& layer, bool explain) = 0;
 };
 

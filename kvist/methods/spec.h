@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Text to methods and back: "twinkv(ratio=0.5)", "none", "a(x=1)+b(y=2)". One grammar for CLI, server and file headers.
+// Text to methods and back: "twinkv(ratio=0.5)", "none", "a(x=1)+b(y=2)". One grammar for CLI,
+// server and file headers.
 #pragma once
 
 #include <memory>

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: MIT
+// Tests of the spec grammar: canonical text, and errors that point at their column.
+#include "kvist/methods/spec.h"
+
+#include <gtest/gtest.h>
+
+#include "kvist/core/error.h"
+#include "kvist/core/rng.h"
+
+namespace kvist {
+namespace {
+
+std::string refusal(std::string_view text) {
+  try {
+    parse_spec(text);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::invalid_argument);
+    return error.what();
+  }
+  ADD_FAILURE() << text << " is not refused";
+  return "";
+}
+
+#define EXPECT_REFUSED(text, column, part)                                        \
+  do {                                                                            \
+    const std::string message = refusal(text);                                    \
+    EXPECT_NE(message.find("column " #column ":"), std::string::npos) << message; \
+    EXPECT_NE(message.find(part), std::string::npos) << message;                  \
+  } while (false)
+
+TEST(Spec, NoneIsTheUncompressedCache) {
+  for (const char* text : {"none", "  none\n"}) {
+    const Spec spec = parse_spec(text);
+    EXPECT_TRUE(spec.none());
+    EXPECT_EQ(spec.text, "none");
+    EXPECT_EQ(spec.make_selector(), nullptr);
+    EXPECT_EQ(spec.removed(), (Ratio{0, 1}));
+  }
+}
+
+TEST(Spec, CanonicalTextNamesGivenOptionsInTableOrder) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"twinkv", "twinkv"},
+      {"twinkv()", "twinkv"},
+      {" twinkv ( ) ", "twinkv"},
+      {"twinkv(ratio=7/10)", "twinkv(ratio=0.7)"},
+      {"twinkv(ratio=70%)", "twinkv(ratio=0.7)"},
+      {"twinkv(ratio=2/6)", "twinkv(ratio=1/3)"},
+      {"twinkv(keep=25%)", "twinkv(keep=0.25)"},
+      {"twinkv( ell = 016 ,\tsinks=2,ratio=0.50 )", "twinkv(ratio=0.5,sinks=2,ell=16)"},
+      {"twinkv(counts=permuted:011,replace=none)", "twinkv(counts=permuted:11,replace=none)"},
+      {"twinkv(pool_sees_protected=false)", "twinkv(pool_sees_protected=false)"},
+      {"random(seed=3)", "random(seed=3)"},
+  };
+  for (const auto& [text, canonical] : cases) {
+    EXPECT_EQ(parse_spec(text).text, canonical);
+    EXPECT_EQ(parse_spec(canonical).text, canonical);
+  }
+}
+
+TEST(Spec, RatioAndKeepAreTwoNamesOfOneSize) {
+  EXPECT_EQ(parse_spec("twinkv").removed(), (Ratio{1, 2}));
+  EXPECT_EQ(parse_spec("twinkv(ratio=0.3)").removed(), (Ratio{3, 10}));
+  EXPECT_EQ(parse_spec("twinkv(keep=0.3)").removed(), (Ratio{7, 10}));
+  EXPECT_EQ(parse_spec("twinkv(keep=1)").removed(), (Ratio{0, 1}));
+  EXPECT_EQ(parse_spec("twinkv(ratio=0)").removed(), (Ratio{0, 1}));
+  const std::string message = refusal("twinkv(ratio=0.5,keep=0.4)");
+  EXPECT_NE(message.find("ratio=0.5 and keep=0.4"), std::string::npos) << message;
+}
+
+TEST(Spec, ErrorsPointAtTheColumnAndSayWhatWasExpected) {
+  EXPECT_REFUSED("", 1, "expected a method name or 'none', found the end");
+  EXPECT_REFUSED("   ", 4, "found the end");
+  EXPECT_REFUSED("(ratio=0.5)", 1, "found '('");
+  EXPECT_REFUSED("twinkv(ratio=0.5", 17, "expected ',' or ')', found the end");
+  EXPECT_REFUSED("twinkv(ratio=0.5;sinks=2)", 17, "expected ',' or ')', found ';'");
+  EXPECT_REFUSED("twinkv(ratio 0.5)", 14, "expected '=' after ratio, found '0'");
+  EXPECT_REFUSED("twinkv(ratio=)", 14, "expected a value, found ')'");
+  EXPECT_REFUSED("twinkv(=0.5)", 8, "expected an option name");
+  EXPECT_REFUSED("twinkv(ratio=0.5,)", 18, "expected an option name");
+  EXPECT_REFUSED("twinkv)", 7, "expected '(', '+' or the end, found ')'");
+  EXPECT_REFUSED("twinkv() twinkv()", 10, "found 't'");
+  EXPECT_REFUSED("twinkv+", 8, "expected a method name");
+  EXPECT_REFUSED("none()", 5, "expected nothing after 'none'");
+  EXPECT_REFUSED("twinkv+none", 8, "not combined");
+}
+
+TEST(Spec, UnknownNamesGetTheNearest) {
+  EXPECT_REFUSED("twinvk", 1, "did you mean 'twinkv'?");
+  EXPECT_REFUSED("TwinKV(ratio=0.5)", 1, "did you mean 'twinkv'?");
+  EXPECT_REFUSED("non", 1, "did you mean 'none'?");
+  EXPECT_REFUSED("frobnicate", 1, "'kvist methods' lists them");
+  EXPECT_REFUSED("twinkv(sinks=2,ratoi=0.5)", 16,
+                 "twinkv has no option 'ratoi'; did you mean 'ratio'?");
+  EXPECT_REFUSED("twinkv(colour=blue)", 8, "'kvist methods twinkv' lists them");
+}
+
+TEST(Spec, BadValuesAreQuotedWithWhatIsExpected) {
+  EXPECT_REFUSED("twinkv(ratio=1)", 14, "from 0 to below 1");
+  EXPECT_REFUSED("twinkv(ratio=150%)", 14, "from 0 to below 1");
+  EXPECT_REFUSED("twinkv(keep=0)", 13, "above 0 and at most 1");
+  EXPECT_REFUSED("twinkv(keep=1.5)", 13, "above 0 and at most 1");
+  EXPECT_REFUSED("twinkv(ratio=half)", 14, "'half'");
+  EXPECT_REFUSED("twinkv(ratio=-0.5)", 14, "'-0.5'");
+  EXPECT_REFUSED("twinkv(sinks=-1)", 14, "an integer of at least 0");
+  EXPECT_REFUSED("twinkv(sinks=99999999999999999999)", 14, "an integer of at least 0");
+  EXPECT_REFUSED("twinkv(sinks=2.5)", 14, "'2.5'");
+  EXPECT_REFUSED("twinkv(window=0)", 15, "an integer from 1 to 4096");
+  EXPECT_REFUSED("twinkv(score=twn)", 14, "one of twin|value|rarity");
+  EXPECT_REFUSED("twinkv(allow_empty=yes)", 20, "true or false");
+  EXPECT_REFUSED("twinkv(counts=permuted)", 15, "permuted:N");
+  EXPECT_REFUSED("twinkv(counts=true:3)", 15, "permuted:N");
+  EXPECT_REFUSED("twinkv(counts=permuted:x)", 15, "permuted:N");
+  EXPECT_REFUSED("twinkv(counts=permuted:-1)", 15, "permuted:N");
+  EXPECT_REFUSED("twinkv(ratio=0.5,ratio=0.5)", 18, "ratio is given twice");
+  EXPECT_REFUSED("twinkv(pool=4)", 1, "pool=4 is even");
+  EXPECT_REFUSED("twinkv(replace=matched:1,score=value)", 1, "does not go with score=value");
+}
+
+TEST(Spec, TwoSelectorsAreRefusedWithTheReason) {
+  EXPECT_REFUSED("twinkv(ratio=0.5)+random", 19,
+                 "twinkv and random both decide which entries stay");
+}
+
+TEST(Spec, MessagesAreSafeForATerminal) {
+  const std::string message = refusal("twinkv(\x1b[31m=1)");
+  EXPECT_EQ(message.find('\x1b'), std::string::npos);
+  EXPECT_NE(message.find("\\x1b"), std::string::npos) << message;
+  EXPECT_LT(refusal(std::string(4000, 'x')).size(), 400u);
+  EXPECT_LT(refusal(std::string(100000, 'x')).size(), 400u);
+}
+
+TEST(Spec, AnyTextIsParsedOrRefusedAndCanonicalTextIsAFixedPoint) {
+  const std::string pieces[] = {"twinkv", "random",      "none", "(",    ")",    ",",   "=",   "+",
+                                " ",      "ratio",       "keep", "0.5",  "7/10", "70%", "ell", "16",
+                                "counts", "permuted:11", "x",    "\xff", "seed", ":",   "/"};
+  Rng rng(17);
+  int accepted = 0;
+  for (int round = 0; round < 20000; ++round) {
+    std::string text;
+    for (uint64_t n = rng.below(9); n > 0; --n) text += pieces[rng.below(std::size(pieces))];
+    try {
+      const Spec spec = parse_spec(text);
+      ++accepted;
+      EXPECT_EQ(parse_spec(spec.text).text, spec.text) << text;
+      EXPECT_EQ(parse_spec(spec.text).removed(), spec.removed()) << text;
+    } catch (const Error&) {
+    }
+  }
+  EXPECT_GT(accepted, 100);
+}
+
+TEST(Nearest, FindsTypingErrorsAndStaysSilentOtherwise) {
+  const std::vector<std::string> words = {"ratio", "recent", "window", "pool_order"};
+  EXPECT_EQ(nearest("ratoi", words), "ratio");
+  EXPECT_EQ(nearest("RECENT", words), "recent");
+  EXPECT_EQ(nearest("windo", words), "window");
+  EXPECT_EQ(nearest("pool", words), "pool_order");
+  EXPECT_EQ(nearest("zebra", words), "");
+  EXPECT_EQ(nearest("", words), "");
+  EXPECT_EQ(nearest("x", {}), "");
+}
+
+}  // namespace
+}  // namespace kvist
