@@ -70,12 +70,7 @@ struct Block {
 }  // namespace kvist::kernels
 #endif
 
-#if HWY_TARGET == \
-    HWY_AVX3_DL  // implies AVX512-VNNI, which Highway 1.0.3 leaves out of the target's flags
-HWY_PUSH_ATTRIBUTES(HWY_TARGET_STR ",avx512vnni")
-#else
 HWY_BEFORE_NAMESPACE();
-#endif
 namespace kvist::kernels {
 namespace HWY_NAMESPACE {
 namespace {
@@ -87,7 +82,10 @@ using VI = hn::Vec<DI>;
 // sum + a[2p] * b[2p] + a[2p + 1] * b[2p + 1] in each 32-bit lane.
 HWY_INLINE VI multiply_pairs(VI a, VI b, VI sum) {
 #if HWY_TARGET == HWY_AVX3_DL
-  return VI{_mm512_dpwssd_epi32(sum.raw, a.raw, b.raw)};
+  // This target implies AVX512-VNNI. As assembly, since gcc 12 copies every sum around the
+  // intrinsic.
+  asm("vpdpwssd %2, %1, %0" : "+v"(sum.raw) : "v"(a.raw), "v"(b.raw));
+  return sum;
 #elif HWY_TARGET == HWY_SCALAR
   const auto low = [](int32_t x) { return static_cast<int32_t>(static_cast<int16_t>(x)); };
   return VI{sum.raw + low(a.raw) * low(b.raw) + (a.raw >> 16) * (b.raw >> 16)};

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What the last queries of a prompt look at, and the small per-token passes beside it: max-pool, value energy, finiteness.
+// What the last queries of a prompt look at, and the small per-token passes beside it: max-pool,
+// value energy, finiteness.
 #pragma once
 
 #include <cstdint>
@@ -9,18 +10,20 @@
 
 namespace kvist::kernels {
 
-// Mean causal attention of the last W queries of one KV head's group of G query heads (TwinKV, arXiv:2608.27128).
+// Mean causal attention of the last W queries of one KV head's group of G query heads (TwinKV,
+// arXiv:2608.27128).
 //
 //   keys  [n][head_dim], finite
-//   q     [W, G, head_dim] with any strides but 1 inside; row t is position n - W + t and sees positions <= n - W + t; W <= n
+//   q     [W, G, head_dim], any strides but 1 inside; row t is position n - W + t; W <= n
 //   abar  [n], out: sum over t and g of softmax(logit_scale * q . k) / (W * G)
 //
-// Products, softmax (with the row's maximum taken out) in fp32; the mean in fp64, t outer and g inner, rounded once. Same bytes
-// for any number of threads.
-void window_attention(const float* keys, int n, int head_dim, TensorView<const float, 3> q, float logit_scale,
-                      ThreadPool& pool, float* abar);
+// Row t sees positions <= n - W + t. Products and softmax (with the row's maximum taken out) in
+// fp32; the mean in fp64, t outer and g inner, rounded once. Same bytes for any number of threads.
+void window_attention(const float* keys, int n, int head_dim, TensorView<const float, 3> q,
+                      float logit_scale, ThreadPool& pool, float* abar);
 
-// The same without the mean over the group: means [G][n], out, the mean over t alone, in fp64 and not rounded.
+// The same without the mean over the group: means [G][n], out, the mean over t alone, in fp64 and
+// not rounded.
 void window_attention_per_head(const float* keys, int n, int head_dim, TensorView<const float, 3> q,
                                float logit_scale, ThreadPool& pool, double* means);
 
@@ -28,7 +31,7 @@ void window_attention_per_head(const float* keys, int n, int head_dim, TensorVie
 void max_pool(const float* in, int n, int radius, float* out) noexcept;
 void max_pool(const double* in, int n, int radius, double* out) noexcept;
 
-// out[i] = |values[i]|^2, summed in fp64 in coordinate order and rounded once. values [n][head_dim].
+// out[i] = |values[i]|^2, summed in fp64 in coordinate order, rounded once. values [n][head_dim].
 void energies(const float* values, int n, int head_dim, float* out) noexcept;
 
 // True where x[0 .. n) holds a NaN or an infinity; *where is then the index of the first.
