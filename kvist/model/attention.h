@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The seam between the graph and whatever holds keys and values: the model has never heard of compression.
+// The seam between the graph and whatever holds keys and values: the model has never heard of
+// compression.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +10,8 @@
 
 namespace kvist {
 
-// The rows of one step: tokens to run, each in its sequence at its absolute position. Rows of one sequence are adjacent and
-// ascending in position.
+// The rows of one step: tokens to run, each in its sequence at its absolute position. Rows of one
+// sequence are adjacent and ascending in position.
 struct RowBatch {
   std::span<const int32_t> tokens;
   std::span<const int32_t> positions;
@@ -18,8 +19,8 @@ struct RowBatch {
   std::span<const uint8_t> want_logits;  // [rows] nonzero: logits of this row are wanted
 };
 
-// Answers the graph, layer by layer. Both calls are made by every worker of the graph with the same arguments; append is
-// complete for all workers before attend begins. They must not throw.
+// Answers the graph, layer by layer. Both calls are made by every worker of the graph with the same
+// arguments; append is complete for all workers before attend begins. They must not throw.
 class Attention {
  public:
   virtual ~Attention() = default;

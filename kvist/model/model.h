@@ -14,11 +14,11 @@ namespace kvist {
 
 struct RopeInfo {
   double theta = 10000;
-  int dims = 0;             // leading channels of a head that rotate
-  bool adjacent = true;     // pairs (2f, 2f+1); else (f, f + dims/2)
+  int dims = 0;                  // leading channels of a head that rotate
+  bool adjacent = true;          // pairs (2f, 2f+1); else (f, f + dims/2)
   std::string scaling = "none";  // none, linear, yarn, llama3
-  double factor = 1;        // linear and yarn
-  int original_context = 0; // yarn
+  double factor = 1;             // linear and yarn
+  int original_context = 0;      // yarn
 };
 
 struct ModelInfo {
@@ -26,7 +26,8 @@ struct ModelInfo {
   std::string hash;  // of the header and the size: identifies the file; 16 hex digits
   uint64_t file_bytes = 0;
   int n_layers = 0, heads = 0, kv_heads = 0, head_dim = 0, width = 0, ffn_width = 0, vocab = 0;
-  int context = 0;  // tokens the model can address: trained context, times the factor of --rope-scaling
+  int context =
+      0;  // tokens the model can address: trained context, times the factor of --rope-scaling
   float logit_scale = 0;
   RopeInfo rope;
 };
@@ -49,8 +50,8 @@ class Model {
   ~Model();
 
   const ModelInfo& info() const;
-  // Runs the rows through all layers, calling `attention` for each. logits: [number of wanted rows][vocab], resized.
-  // An exception thrown while it runs reaches the caller.
+  // Runs the rows through all layers, calling `attention` for each. logits: [number of wanted
+  // rows][vocab], resized. An exception thrown while it runs reaches the caller.
   void step(const RowBatch& rows, Attention& attention, std::vector<float>* logits);
 
   // Bytes of weights: mapped from the file, repacked, widened copies.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Vocabulary, chat template and sampling of a GGUF file, by way of libllama with the weights left on disk.
+// Vocabulary, chat template and sampling of a GGUF file, by way of libllama with the weights left
+// on disk.
 #pragma once
 
 #include <cstdint>
@@ -22,9 +23,11 @@ class Tokenizer {
   std::string piece(int32_t id, bool special = false) const;
   bool is_end(int32_t id) const;  // any end-of-generation token
   int vocab() const;
-  std::vector<int32_t> bos() const;  // what the model wants in front of raw text: empty or one token
+  std::vector<int32_t> bos()
+      const;  // what the model wants in front of raw text: empty or one token
 
-  // The two halves of the chat template around the user's message, generation prompt on; empty when the file has none.
+  // The two halves of the chat template around the user's message, generation prompt on; empty when
+  // the file has none.
   struct ChatParts {
     std::string head, tail;
     bool found = false;
