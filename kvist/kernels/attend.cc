@@ -184,12 +184,14 @@ void reset(SoftmaxState state, int rows, int head_dim) noexcept {
 }
 
 bool has_bf16_dot() noexcept {
-  static const bool cpu = internal::cpu_has_bf16_dot();
+  static const bool cpu =
+      internal::cpu_has_amx() || (internal::cpu_has_bf16_dot() && internal::bf16_dot_is_fast());
   return cpu && avx512_allowed();
 }
 
 size_t attend_scratch_bytes(int max_rows, int head_dim) noexcept {
-  return std::max(f32_scratch_bytes(head_dim), internal::bf16_scratch_bytes(max_rows, head_dim));
+  return std::max({f32_scratch_bytes(head_dim), internal::bf16_scratch_bytes(max_rows, head_dim),
+                   internal::amx_scratch_bytes(max_rows, head_dim)});
 }
 
 void attend(const KvRun& run, int begin, int end, const float* q, int rows, const int32_t* visible,
@@ -198,10 +200,12 @@ void attend(const KvRun& run, int begin, int end, const float* q, int rows, cons
   end = std::min(end, run.n_tokens);
   if (visible != nullptr) end = std::min(end, *std::max_element(visible, visible + rows));
   if (end <= begin) return;
-  if (precision == Precision::fast && rows >= kFastRows && has_bf16_dot())
-    internal::attend_bf16(run, begin, end, q, rows, visible, state, scratch);
-  else
+  if (precision == Precision::exact || rows < kFastRows || !has_bf16_dot())
     HWY_DYNAMIC_DISPATCH(attend_f32)(run, begin, end, q, rows, visible, state, scratch);
+  else if (internal::cpu_has_amx())
+    internal::attend_amx(run, begin, end, q, rows, visible, state, scratch);
+  else
+    internal::attend_bf16(run, begin, end, q, rows, visible, state, scratch);
 }
 
 void merge(SoftmaxState state, SoftmaxState other, int rows, int head_dim) noexcept {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Attention of many query rows over one head's run of cached tokens: block by block, online softmax, each K and V row read
-// once for all query rows.
+// Attention of many query rows over one head's run of cached tokens: block by block, online
+// softmax, each K and V row read once for all query rows.
 #pragma once
 
 #include <cstdint>
@@ -15,9 +15,10 @@ inline constexpr int kBlock = 64;
 
 // One head's tokens as they lie in memory. Token t is in block t / 64.
 //
-//   k  blocks one after the other; a block of width w is [head_dim][w] (channel-major, tokens in lanes). Every block has
-//      width 64 but the last, whose width is `last_width` (64 for a store that still grows, the exact remainder for one
-//      that is frozen: no padding)
+//   k  blocks one after the other; a block of width w is [head_dim][w] (channel-major, tokens in
+//   lanes). Every block has
+//      width 64 but the last, whose width is `last_width` (64 for a store that still grows, the
+//      exact remainder for one that is frozen: no padding)
 //   v  [tokens][head_dim]
 struct KvRun {
   const void* k = nullptr;
@@ -36,8 +37,9 @@ struct SoftmaxState {
 };
 void reset(SoftmaxState state, int rows, int head_dim) noexcept;
 
-// Where the products are formed. exact: fp32. fast: bf16 dot products with fp32 sums where the CPU has them and there
-// are enough rows to pay for unpacking, else fp32.
+// Where the products are formed. exact: fp32. fast: bf16 dot products with fp32 sums where they are
+// faster on this CPU (AMX tiles, or AVX512-BF16 on Zen) and there are enough rows to pay for
+// unpacking, else fp32.
 enum class Precision { exact, fast };
 bool has_bf16_dot() noexcept;
 
@@ -47,22 +49,25 @@ size_t attend_scratch_bytes(int max_rows, int head_dim) noexcept;
 // Adds tokens [begin, end) of `run` to `state`; begin is a multiple of 64.
 //
 //   q        [rows][head_dim] f32, already multiplied by the logit scale
-//   visible  [rows] or null: row r sees only tokens of the run with index < visible[r] (it may be 0)
-//   scratch  attend_scratch_bytes(rows, head_dim), 64-byte aligned
+//   visible  [rows] or null: row r sees only tokens of the run with index < visible[r] (it may be
+//   0) scratch  attend_scratch_bytes(rows, head_dim), 64-byte aligned
 //
-// A row's result does not depend on which other rows share the call, as long as `precision` resolves to the same path:
-// rows >= kFastRows in both calls or fewer in both.
+// A row's result does not depend on which other rows share the call, as long as `precision`
+// resolves to the same path: rows >= kFastRows in both calls or fewer in both.
 inline constexpr int kFastRows = 12;
 void attend(const KvRun& run, int begin, int end, const float* q, int rows, const int32_t* visible,
             Precision precision, SoftmaxState state, std::byte* scratch) noexcept;
 
-// state += other, both over the same rows (associative only up to rounding: merge in a fixed order).
+// state += other, both over the same rows (associative only up to rounding: merge in a fixed
+// order).
 void merge(SoftmaxState state, SoftmaxState other, int rows, int head_dim) noexcept;
 
-// out[r][c] = o[r][c] / l[r] (0 where no token was seen); row r of out starts at out + r * out_stride.
+// out[r][c] = o[r][c] / l[r] (0 where no token was seen); row r of out starts at out + r *
+// out_stride.
 void finish(SoftmaxState state, int rows, int head_dim, float* out, int64_t out_stride) noexcept;
 
-// Writes one token's key and value (f32 [head_dim], rounded to nearest even) at index `token` of a growing run.
+// Writes one token's key and value (f32 [head_dim], rounded to nearest even) at index `token` of a
+// growing run.
 void store_token(void* k, void* v, Scalar type, int head_dim, int token, const float* key,
                  const float* value) noexcept;
 
@@ -70,8 +75,9 @@ void store_token(void* k, void* v, Scalar type, int head_dim, int token, const f
 void load_keys(const KvRun& run, int begin, int end, float* out) noexcept;
 void load_values(const KvRun& run, int begin, int end, float* out) noexcept;
 
-// Copies the bits of tokens `kept` (ascending indices into `from`) into frozen storage: k blocks with an exact last block,
-// v rows. `k_out` and `v_out` hold kept.size() * head_dim numbers of from.type each.
+// Copies the bits of tokens `kept` (ascending indices into `from`) into frozen storage: k blocks
+// with an exact last block, v rows. `k_out` and `v_out` hold kept.size() * head_dim numbers of
+// from.type each.
 void gather(const KvRun& from, std::span<const int32_t> kept, void* k_out, void* v_out) noexcept;
 
 }  // namespace kvist::kernels

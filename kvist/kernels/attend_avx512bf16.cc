@@ -5,18 +5,10 @@
 #include "kvist/kernels/attend_internal.h"
 
 #if defined(__AVX512BF16__)
-// gcc 12's own intrinsics start from undefined vectors and it warns of them.
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#include <immintrin.h>
+#include "kvist/kernels/attend_pairs-inl.h"
 
 namespace kvist::kernels::internal {
 namespace {
-
-constexpr int kPairs = kBlock / 2;
-constexpr float kUnseen = -__builtin_inff();
-
-inline int round_up(int n, int unit) { return (n + unit - 1) / unit * unit; }
 
 struct Scratch {
   uint32_t* k;  // [(head_dim + 1) / 2][64] pairs of channels
@@ -25,67 +17,6 @@ struct Scratch {
   float* s;     // [kRowTile][64]
   uint32_t* p;  // [kRowTile][32] pairs of tokens
 };
-
-inline __mmask16 first_lanes(int n) {
-  return n >= 16 ? static_cast<__mmask16>(0xFFFF) : static_cast<__mmask16>((1u << n) - 1u);
-}
-
-// Sixteen numbers, those beyond the mask zero and not touched.
-inline __m512 load16(const float* p, __mmask16 mask) { return _mm512_maskz_loadu_ps(mask, p); }
-inline __m512 load16(const f16* p, __mmask16 mask) {
-  return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, p));
-}
-inline __m512 load16(const bf16* p, __mmask16 mask) {
-  const __m512i wide = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, p));
-  return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
-}
-
-// out[i] = the pair (a[i], b[i]) in bf16, a in the lower half.
-inline __m512i pair16(__m512 a, __m512 b) {
-  const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24,
-                                         8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-  return _mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh(b, a));
-}
-
-// out[0, padded) = pairs of a[0, n) and b[0, n); b may be null (zeros); padded is n rounded up
-// to 16.
-template <typename T>
-inline void pair_rows(const T* a, const T* b, int n, uint32_t* out) {
-  for (int i = 0; i < n; i += 16) {
-    const __mmask16 mask = first_lanes(n - i);
-    const __m512 x = load16(a + i, mask);
-    const __m512 y = b == nullptr ? _mm512_setzero_ps() : load16(b + i, mask);
-    _mm512_storeu_si512(out + i, pair16(x, y));
-  }
-}
-
-template <typename T>
-void unpack_keys(const T* k, int width, int head_dim, uint32_t* out) {
-  const int padded = round_up(width, 16);
-  for (int c = 0; c < head_dim; c += 2, out += kBlock) {
-    pair_rows(k + c * width, c + 1 < head_dim ? k + (c + 1) * width : nullptr, width, out);
-    for (int i = padded; i < kBlock; i += 16) _mm512_storeu_si512(out + i, _mm512_setzero_si512());
-  }
-}
-
-template <typename T>
-void unpack_values(const T* v, int n, int head_dim, int columns, uint32_t* out) {
-  for (int t = 0; t < n; t += 2, out += columns)
-    pair_rows(v + t * head_dim, t + 1 < n ? v + (t + 1) * head_dim : nullptr, head_dim, out);
-}
-
-void pack_queries(const float* q, int rows, int head_dim, uint32_t* out) {
-  const int pairs = (head_dim + 1) / 2;
-  for (int r = 0; r < rows; ++r, q += head_dim, out += pairs) {
-    for (int c = 0; c < pairs; c += 8) {
-      const __m512 x = _mm512_maskz_loadu_ps(first_lanes(head_dim - 2 * c), q + 2 * c);
-      const __m256i y = (__m256i)_mm512_cvtneps_pbh(x);
-      const int left = pairs - c;
-      _mm256_mask_storeu_epi32(out + c, static_cast<__mmask8>(left >= 8 ? 0xFF : (1 << left) - 1),
-                               y);
-    }
-  }
-}
 
 inline __m512bh load_pairs(const uint32_t* p) { return (__m512bh)_mm512_loadu_si512(p); }
 inline __m512bh broadcast(uint32_t pair) {
@@ -232,13 +163,8 @@ void block_tile(const Scratch& scratch, const uint32_t* q, int head_dim, int at,
   const int token_pairs = (n + 1) / 2;
   scores<kRows>(q, scratch.k, pairs, scratch.s);
   for (int r = 0; r < kRows; ++r) {
-    int count = n;
-    if (visible != nullptr) {
-      const int seen = visible[r] - at;
-      count = seen < 0 ? 0 : seen < n ? seen : n;
-    }
-    softmax_row(scratch.s + r * kBlock, count, state.m + r, state.l + r, state.o + r * head_dim,
-                head_dim, scratch.p + r * kPairs);
+    softmax_row(scratch.s + r * kBlock, seen_tokens(visible, r, at, n), state.m + r, state.l + r,
+                state.o + r * head_dim, head_dim, scratch.p + r * kPairs);
   }
   int c = 0;
   for (; c + 32 <= head_dim; c += 32)
@@ -287,6 +213,7 @@ size_t value_words(int head_dim) { return static_cast<size_t>(round_up(head_dim,
 }  // namespace
 
 bool cpu_has_bf16_dot() noexcept { return __builtin_cpu_supports("avx512bf16") != 0; }
+bool bf16_dot_is_fast() noexcept { return __builtin_cpu_is("amd") != 0; }
 
 size_t bf16_scratch_bytes(int rows, int head_dim) noexcept {
   const size_t tile = static_cast<size_t>(kRowTile) * (kBlock + kPairs);
@@ -302,7 +229,7 @@ void attend_bf16(const KvRun& run, int begin, int end, const float* q, int rows,
   scratch.s = reinterpret_cast<float*>(scratch.v + value_words(run.head_dim));
   scratch.p = reinterpret_cast<uint32_t*>(scratch.s + kRowTile * kBlock);
   scratch.q = scratch.p + kRowTile * kPairs;
-  pack_queries(q, rows, run.head_dim, scratch.q);
+  pack_queries(q, rows, run.head_dim, (run.head_dim + 1) / 2, scratch.q);
   switch (run.type) {
     case Scalar::f16:
       return attend_typed<f16>(run, begin, end, rows, visible, state, scratch);
@@ -319,6 +246,7 @@ void attend_bf16(const KvRun& run, int begin, int end, const float* q, int rows,
 
 namespace kvist::kernels::internal {
 bool cpu_has_bf16_dot() noexcept { return false; }
+bool bf16_dot_is_fast() noexcept { return false; }
 size_t bf16_scratch_bytes(int, int) noexcept { return 0; }
 void attend_bf16(const KvRun&, int, int, const float*, int, const int32_t*, SoftmaxState,
                  std::byte*) noexcept {}

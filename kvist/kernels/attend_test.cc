@@ -14,6 +14,7 @@
 #include "kvist/core/buffer.h"
 #include "kvist/core/error.h"
 #include "kvist/core/rng.h"
+#include "kvist/kernels/attend_internal.h"
 #include "kvist/kernels/targets.h"
 
 namespace kvist::kernels {
@@ -176,6 +177,45 @@ TEST(Attend, IsSoftmaxAttentionForEveryShape) {
                                " frozen ", frozen));
           }
   });
+}
+
+// Both files of bf16 products, whichever of them this CPU would choose.
+TEST(Attend, Bf16PathsStayWithinTheirBound) {
+  using Path = decltype(&internal::attend_bf16);
+  std::vector<std::pair<const char*, Path>> paths;
+  if (internal::cpu_has_bf16_dot()) paths.emplace_back("avx512bf16", internal::attend_bf16);
+  if (internal::cpu_has_amx()) paths.emplace_back("amx", internal::attend_amx);
+  if (paths.empty()) GTEST_SKIP() << "this CPU has no bf16 products";
+  uint64_t seed = 500;
+  for (const auto& [path_name, path] : paths)
+    for (Scalar type : kTypes)
+      for (int d : {1, 5, 16, 33, 64, 80, 96, 112, 128})
+        for (int rows : {1, 15, 17, 32, 77})
+          for (int n : {1, 31, 65, 200}) {
+            ++seed;
+            const auto kv = make_run(type, d, n, seed % 2 == 0, seed);
+            const auto q = make_queries(rows, d, seed + 1);
+            std::vector<int32_t> visible;
+            for (int r = 0; r < rows; ++r) visible.push_back(r * 37 % (n + 9));
+            const int32_t* limits = seed % 3 == 0 ? nullptr : visible.data();
+            Softmax state(rows, d);
+            Buffer<std::byte> scratch(attend_scratch_bytes(rows, d));
+            const int cut = n / 2 / kBlock * kBlock;
+            if (cut > 0) path(kv.run, 0, cut, q.data(), rows, limits, state.view(), scratch.data());
+            path(kv.run, cut, n, q.data(), rows, limits, state.view(), scratch.data());
+            std::vector<float> out(q.size());
+            finish(state.view(), rows, d, out.data(), d);
+            for (int r = 0; r < rows; ++r) {
+              const int count = limits == nullptr ? n : std::min(limits[r], n);
+              double spread = 0;
+              const auto want = reference(kv, &q[r * d], count, &spread);
+              const double allowed = bound(kv, count, spread, true);
+              for (int c = 0; c < d; ++c)
+                ASSERT_NEAR(double{out[r * d + c]}, want[static_cast<size_t>(c)], allowed)
+                    << path_name << " " << name(type) << " d " << d << " rows " << rows << " n "
+                    << n << " row " << r;
+            }
+          }
 }
 
 TEST(Attend, CrossesSpansAndFollowsAGrowingMaximum) {
