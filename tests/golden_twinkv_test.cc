@@ -39,6 +39,7 @@ struct Layer {
     n = params["N"];
     kv_heads = static_cast<int>(k.shape[1]);
     head_dim = static_cast<int>(k.shape[2]);
+    widen_values();
     keys = std::make_unique<ArrayRows>(k.data.data(), kv_heads, head_dim);
     values = std::make_unique<ArrayRows>(v.data.data(), kv_heads, head_dim);
     input.layer = params.value("layer", 0);
@@ -50,6 +51,15 @@ struct Layer {
     input.values = values.get();
     input.logit_scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(head_dim)));
     if (item["inputs"].contains("q")) take_queries(suite, item);
+  }
+
+  // Values narrower than keys get zero channels, which change no energy.
+  void widen_values() {
+    const auto from = static_cast<size_t>(v.shape[2]), to = static_cast<size_t>(head_dim);
+    if (from == to) return;
+    std::vector<float> wide(v.data.size() / from * to, 0.0f);
+    for (size_t i = 0; i < v.data.size(); ++i) wide[i / from * to + i % from] = v.data[i];
+    v = {{v.shape[0], v.shape[1], head_dim}, wide};
   }
 
   // q holds rows of positions N-32 .. N-1 and N .. N+3 among others; q_pos says which, or there are
