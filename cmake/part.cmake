@@ -41,7 +41,7 @@ function(kvist_part name)
     target_link_libraries(kvist_core PUBLIC fmt::fmt nlohmann_json::nlohmann_json Threads::Threads ${KVIST_XXHASH})
   elseif(name STREQUAL kernels)
     target_compile_definitions(kvist_kernels PUBLIC "HWY_DISABLED_TARGETS=(HWY_SSSE3|HWY_SSE4)" HWY_WANT_AVX3_DL)
-    target_link_libraries(kvist_kernels PRIVATE ${KVIST_HWY})
+    target_link_libraries(kvist_kernels PRIVATE ${KVIST_HWY} Eigen3::Eigen)
     file(GLOB bf16 CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/kvist/kernels/*_avx512bf16.cc)
     if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
       set_source_files_properties(${bf16} PROPERTIES COMPILE_OPTIONS

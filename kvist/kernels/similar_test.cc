@@ -57,14 +57,13 @@ Counts count(const Keys& keys, int d, int ell, int threads, CountStats* stats = 
 }
 
 // Clusters whose members lie around the threshold, as bf16, with some zero keys and wild norms.
-Keys clustered_keys(int n, int d, uint64_t seed, double spread = 0.45) {
+Keys clustered_keys(int n, int d, uint64_t seed, double spread = 0.45, int n_centres = 6) {
   Rng rng(seed);
-  const int n_centres = 6;
   std::vector<double> centres(static_cast<size_t>(n_centres * d));
   for (double& x : centres) x = rng.gaussian();
   Keys keys;
   for (int i = 0; i < n; ++i) {
-    const auto c = rng.below(n_centres);
+    const auto c = rng.below(static_cast<uint64_t>(n_centres));
     const double scale = rng.below(13) == 0 ? 0 : std::exp2(static_cast<double>(rng.below(9)) - 4);
     for (int k = 0; k < d; ++k) {
       const double x =
@@ -157,6 +156,30 @@ TEST(Similar, IsExactOnLongerInputs) {
   }
 }
 
+// Long enough that keys are rotated and tiles are left early.
+TEST(Similar, IsExactWithARotation) {
+  for (int d : {31, 32, 33, 64, 80, 96, 128}) {
+    Keys keys = clustered_keys(3100, d, static_cast<uint64_t>(d), 0.4, 400);
+    for (size_t i = 0; i < keys.size(); ++i) {  // most energy in few coordinates, as in real heads
+      if (static_cast<int>(i) % d >= d / 5) keys[i] *= 0.25f;
+    }
+    for (int k = 0; k < d; ++k) {
+      keys[static_cast<size_t>(7 * d + k)] *= 1e-36f;
+      keys[static_cast<size_t>(9 * d + k)] *= 1e33f;
+    }
+    const Counts want = reference_counts(keys, d, 32);
+    for_each_target([&](const std::string& target) {
+      CountStats stats;
+      ASSERT_EQ(count(keys, d, 32, 2, &stats), want) << "d " << d << " on " << target;
+      if (d >= 32) {
+        EXPECT_GT(stats.rejected, stats.tiles / 100) << "d " << d << " on " << target;
+      } else {
+        EXPECT_EQ(stats.rejected, 0);
+      }
+    });
+  }
+}
+
 // Pairs whose cosine is 0.85 + k * step.
 Keys adversarial_keys(int d, double step, uint64_t seed) {
   Rng rng(seed);
@@ -195,6 +218,17 @@ TEST(Similar, DecidesPairsAtTheThresholdCanonically) {
       EXPECT_GE(stats.borderline, step < 2e-6 ? 100 : 0);
     }
   }
+}
+
+TEST(Similar, DecidesPairsAtTheThresholdCanonicallyWithARotation) {
+  Keys keys;
+  for (uint64_t seed = 0; seed < 4; ++seed) {
+    const Keys more = adversarial_keys(64, 1e-6, seed);
+    keys.insert(keys.end(), more.begin(), more.end());
+  }
+  const Counts want = reference_counts(keys, 64, 32);
+  for_each_target(
+      [&](const std::string& target) { EXPECT_EQ(count(keys, 64, 32, 2), want) << target; });
 }
 
 TEST(Similar, ExtremeMagnitudesAreExact) {
