@@ -35,19 +35,6 @@ T load(const uint8_t* at) {
 
 }  // namespace
 
-std::string quoted(std::string_view text) {
-  std::string out = "\"";
-  for (const char c : text.substr(0, 64)) {
-    const auto u = static_cast<unsigned char>(c);
-    if (u < 0x20 || u == 0x7F) {
-      out += fmt::format("\\x{:02x}", u);
-    } else {
-      out += c;
-    }
-  }
-  return out + (text.size() > 64 ? "...\"" : "\"");
-}
-
 std::string GgufTensor::shape() const {
   int rank = 4;
   while (rank > 1 && ne[static_cast<size_t>(rank - 1)] == 1) --rank;
@@ -163,6 +150,7 @@ void GgufFile::parse() {
     throw Error(ErrorKind::corrupt, str(path_, ": key general.alignment is ", alignment,
                                         ", expected a power of two from 8 to 1048576"));
   }
+  keys_ = in.at();
   read_tensors(in, n_tensors);
   const auto step = static_cast<uint64_t>(alignment);
   header_ = (in.at() + step - 1) / step * step;

@@ -15,9 +15,6 @@
 
 namespace kvist {
 
-// Text of a file as it goes into a message: quoted, control characters escaped, cut at 64 bytes.
-std::string quoted(std::string_view text);
-
 // One tensor as the header describes it; its bytes lie inside the file.
 struct GgufTensor {
   std::string name;
@@ -39,7 +36,8 @@ class GgufFile {
 
   const std::string& path() const { return path_; }
   uint64_t size_bytes() const { return size_; }
-  uint64_t header_bytes() const { return header_; }  // up to the first tensor
+  uint64_t header_bytes() const { return header_; }  // up to the first tensor's data
+  uint64_t keys_bytes() const { return keys_; }      // up to the list of tensors
   const uint8_t* data() const { return map_; }
   const std::vector<GgufTensor>& tensors() const { return tensors_; }
   const GgufTensor* find(std::string_view name) const;
@@ -85,7 +83,7 @@ class GgufFile {
 
   std::string path_;
   const uint8_t* map_ = nullptr;
-  uint64_t size_ = 0, header_ = 0;
+  uint64_t size_ = 0, keys_ = 0, header_ = 0;
   std::map<std::string, Value, std::less<>> values_;
   std::vector<GgufTensor> tensors_;
   std::map<std::string, size_t, std::less<>> index_;

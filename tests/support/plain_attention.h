@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Attention as the definition has it: K and V as float rows, softmax in double. For tests of the model alone.
+// Attention as the definition has it: K and V as float rows, softmax in double. For tests of the
+// model alone.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +16,8 @@ namespace kvist {
 // Keeps every row of every sequence. One worker does all the work; the others return at once.
 class PlainAttention final : public Attention {
  public:
-  explicit PlainAttention(const ModelInfo& info) : info_(info), layers_(static_cast<size_t>(info.n_layers)) {}
+  explicit PlainAttention(const ModelInfo& info)
+      : info_(info), layers_(static_cast<size_t>(info.n_layers)) {}
 
   // Call before the step: attend needs to know whose rows they are.
   void expect(const RowBatch& rows) {
@@ -37,14 +39,19 @@ class PlainAttention final : public Attention {
   void attend(int layer, const float* q, float* out, Worker worker) noexcept override {
     const auto heads = static_cast<size_t>(info_.heads), d = static_cast<size_t>(info_.head_dim);
     const size_t jobs = positions_.size() * heads;
-    for (size_t job = static_cast<size_t>(worker.index); job < jobs; job += static_cast<size_t>(worker.count)) {
+    for (size_t job = static_cast<size_t>(worker.index); job < jobs;
+         job += static_cast<size_t>(worker.count)) {
       attend_head(layer, job / heads, job % heads, q + job * d, out + job * d);
     }
   }
 
   // K and V of one sequence, as appended: [tokens][kv_heads][head_dim].
-  const std::vector<float>& keys(int layer, int sequence) { return layers_[static_cast<size_t>(layer)][sequence].k; }
-  const std::vector<float>& values(int layer, int sequence) { return layers_[static_cast<size_t>(layer)][sequence].v; }
+  const std::vector<float>& keys(int layer, int sequence) {
+    return layers_[static_cast<size_t>(layer)][sequence].k;
+  }
+  const std::vector<float>& values(int layer, int sequence) {
+    return layers_[static_cast<size_t>(layer)][sequence].v;
+  }
 
  private:
   struct Stored {
@@ -54,7 +61,8 @@ class PlainAttention final : public Attention {
 
   void attend_head(int layer, size_t row, size_t head, const float* q, float* out) const {
     const Stored& s = layers_[static_cast<size_t>(layer)].at(sequences_[row]);
-    const auto d = static_cast<size_t>(info_.head_dim), kv_heads = static_cast<size_t>(info_.kv_heads);
+    const auto d = static_cast<size_t>(info_.head_dim),
+               kv_heads = static_cast<size_t>(info_.kv_heads);
     const size_t kv = head / (static_cast<size_t>(info_.heads) / kv_heads);
     std::vector<double> weight(s.positions.size(), -INFINITY);
     double top = -INFINITY, sum = 0;
