@@ -16,8 +16,4 @@ std::string expected_value(const OptionSpec& spec);
 // integers without leading zeros.
 std::string canonical_value(const OptionSpec& spec, std::string_view value);
 
-// `text` in single quotes, cut at 60 characters, with everything that is not printable ASCII as
-// \xNN: safe for a terminal.
-std::string quoted(std::string_view text);
-
 }  // namespace kvist

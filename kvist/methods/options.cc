@@ -64,19 +64,6 @@ std::string canonical_ratio(std::string_view option, std::string_view value) {
 
 }  // namespace
 
-std::string quoted(std::string_view text) {
-  constexpr size_t kLongest = 60;
-  std::string out = "'";
-  for (char c : text.substr(0, kLongest)) {
-    if (c >= ' ' && c <= '~') {
-      out += c;
-    } else {
-      out += fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
-    }
-  }
-  return out + (text.size() > kLongest ? "...'" : "'");
-}
-
 std::string expected_value(const OptionSpec& spec) {
   switch (spec.kind) {
     case OptionSpec::Kind::integer:

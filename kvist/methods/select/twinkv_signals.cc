@@ -90,6 +90,16 @@ void read_energies(const LayerInput& layer, int head, const Config& config, floa
   refuse(layer, "head", head, position, "value", rows[static_cast<size_t>(first % d)]);
 }
 
+// Counts of one head, [n], shuffled where the control asks for it.
+void count_keys(const LayerInput& layer, int head, const Budget& budget, const Config& config,
+                const float* keys, int32_t* counts) {
+  const int ell = static_cast<int>(std::min<int64_t>(config.ell, layer.n_tokens));
+  kernels::count_similar(keys, layer.n_tokens, layer.head_dim, ell, *layer.pool, counts);
+  if (!config.permute_seed) return;
+  permute_counts({counts + budget.sinks, static_cast<size_t>(budget.open())}, *config.permute_seed,
+                 static_cast<uint32_t>(layer.layer), static_cast<uint32_t>(head));
+}
+
 // The last window queries of a KV head's group.
 TensorView<const float, 3> group_queries(const LayerInput& layer, int head, int window) {
   const auto& q = layer.q;
@@ -160,29 +170,21 @@ Signals measure(const LayerInput& layer, const Budget& budget, const Config& con
     require_queries(layer, window);
     signals.z = Buffer<float>(heads * static_cast<size_t>(budget.open()));
   }
-  const int ell = static_cast<int>(std::min<int64_t>(config.ell, n));
+  Buffer<float> keys(static_cast<size_t>(n) * static_cast<size_t>(layer.head_dim));  // of one head
   for (int head = 0; head < layer.kv_heads; ++head) {
-    {
-      Buffer<float> keys(static_cast<size_t>(n) * static_cast<size_t>(layer.head_dim));
-      bool finite = read_keys(layer, head, config, keys.data());
-      if (!signals.counts.empty()) {
-        int32_t* counts = signals.counts.data() + int64_t{head} * n;
-        kernels::count_similar(keys.data(), n, layer.head_dim, ell, *layer.pool, counts);
-        if (config.permute_seed) {
-          permute_counts({counts + budget.sinks, static_cast<size_t>(budget.open())},
-                         *config.permute_seed, static_cast<uint32_t>(layer.layer),
-                         static_cast<uint32_t>(head));
-        }
-      }
-      if (!signals.z.empty()) {
-        const auto q = group_queries(layer, head, window);
-        finite &= check_queries(layer, head, q, config);
-        // One key or query that is not finite makes every weight of a softmax NaN, and NaN counts
-        // as 0.
-        if (finite) {
-          capacity_signal(keys.data(), layer.head_dim, q, layer.logit_scale, budget, config,
-                          *layer.pool, signals.z.data() + int64_t{head} * budget.open());
-        }
+    bool finite = read_keys(layer, head, config, keys.data());
+    if (!signals.counts.empty()) {
+      count_keys(layer, head, budget, config, keys.data(),
+                 signals.counts.data() + int64_t{head} * n);
+    }
+    if (!signals.z.empty()) {
+      const auto q = group_queries(layer, head, window);
+      finite &= check_queries(layer, head, q, config);
+      // One key or query that is not finite makes every weight of a softmax NaN, and NaN counts as
+      // 0.
+      if (finite) {
+        capacity_signal(keys.data(), layer.head_dim, q, layer.logit_scale, budget, config,
+                        *layer.pool, signals.z.data() + int64_t{head} * budget.open());
       }
     }
     read_energies(layer, head, config, signals.energies.data() + int64_t{head} * n);
