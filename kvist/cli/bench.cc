@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// kvist bench: the table of speeds for the user's own model and machine, each figure beside what it is compared with.
+// kvist bench: the table of speeds for the user's own model and machine, each figure beside what it
+// is compared with.
 #include "kvist/cli/bench.h"
 
 #include <algorithm>
@@ -10,6 +11,8 @@
 #include "kvist/cli/terminal.h"
 #include "kvist/cli/version.h"
 #include "kvist/core/error.h"
+#include "kvist/kernels/targets.h"
+#include "kvist/model/model.h"
 
 namespace kvist {
 
@@ -26,7 +29,9 @@ double Sample::spread() const {
   return (*most - *least) / median();
 }
 
-double BenchRow::ratio() const { return kind == RatioKind::speedup ? against_value / value : value / against_value; }
+double BenchRow::ratio() const {
+  return kind == RatioKind::speedup ? against_value / value : value / against_value;
+}
 
 bool BenchRow::met() const {
   if (!target) return true;
@@ -43,7 +48,9 @@ std::string cpu_name() {
   return "unknown";
 }
 
-std::string figure(double value) { return fmt::format("{:.{}f}", value, value < 10 ? 3 : value < 1000 ? 1 : 0); }
+std::string figure(double value) {
+  return fmt::format("{:.{}f}", value, value < 10 ? 3 : value < 1000 ? 1 : 0);
+}
 
 std::string target_text(const BenchRow& row) {
   if (!row.target) return "-";
@@ -51,8 +58,9 @@ std::string target_text(const BenchRow& row) {
 }
 
 nlohmann::json to_json(const BenchRow& row) {
-  nlohmann::json j{{"id", row.id},           {"value", row.value},     {"unit", row.unit},
-                   {"spread", row.spread},   {"against", row.against}, {"against_value", row.against_value},
+  nlohmann::json j{{"id", row.id},           {"value", row.value},
+                   {"unit", row.unit},       {"spread", row.spread},
+                   {"against", row.against}, {"against_value", row.against_value},
                    {"ratio", row.ratio()},   {"met", row.met()}};
   j["target"] = row.target ? nlohmann::json(*row.target) : nlohmann::json();
   return j;
@@ -71,15 +79,18 @@ int run_bench(const Given& given, const Context& context) {
   const RowSink sink = [&](BenchRow row) {
     if (live) {
       std::fprintf(stderr, "%s\n",
-                   fmt::format("{:<40} {:>10} {:<6} {:>10} {:<24} {:>6.2f}  {:<8} {}", row.id, figure(row.value),
-                               row.unit, figure(row.against_value), row.against, row.ratio(), target_text(row),
+                   fmt::format("{:<40} {:>10} {:<6} {:>10} {:<24} {:>6.2f}  {:<8} {}", row.id,
+                               figure(row.value), row.unit, figure(row.against_value), row.against,
+                               row.ratio(), target_text(row),
                                row.target ? (row.met() ? "met" : "short") : "")
                        .c_str());
     }
     rows.push_back(std::move(row));
   };
   nlohmann::json about{{"cpu", cpu_name()}, {"threads", context.threads}};
-  for (const auto& [key, value] : version_facts()) about[key] = value;
+  about["commit"] = commit();
+  about["simd"] = kernels::current_target();
+  about["ggml"] = Model::ggml_version_text();
 
   if (!given.skip_attention) {
     AttentionBenchOptions ao;
@@ -112,30 +123,37 @@ int run_bench(const Given& given, const Context& context) {
   Table table({"row", "ours", "unit", "against", "theirs", "ratio", "target", ""});
   for (const BenchRow& row : rows) {
     table.add({row.id, figure(row.value), row.unit, row.against, figure(row.against_value),
-               fmt::format("{:.2f}", row.ratio()), target_text(row), row.target ? (row.met() ? "met" : "short") : ""});
+               fmt::format("{:.2f}", row.ratio()), target_text(row),
+               row.target ? (row.met() ? "met" : "short") : ""});
   }
   std::printf("%s", table.text().c_str());
   for (const auto& [key, value] : about.items()) {
-    std::printf("%s: %s\n", key.c_str(), value.is_string() ? value.get<std::string>().c_str() : value.dump().c_str());
+    std::printf("%s: %s\n", key.c_str(),
+                value.is_string() ? value.get<std::string>().c_str() : value.dump().c_str());
   }
   return kDone;
 }
 
 Action add_bench(CLI::App& app) {
   auto given = std::make_shared<Given>();
-  app.add_option("-m,--model", given->model, "GGUF model; without one only the attention kernels are timed")
+  app.add_option("-m,--model", given->model,
+                 "GGUF model; without one only the attention kernels are timed")
       ->envname("KVIST_MODEL");
-  app.add_option("-f,--file", given->document, "text to prefill, repeated where it is short (default: made-up prose)");
-  app.add_option("--peer", given->peer, "figures of another program: JSON lines from a script in bench/peers/");
+  app.add_option("-f,--file", given->document,
+                 "text to prefill, repeated where it is short (default: made-up prose)");
+  app.add_option("--peer", given->peer,
+                 "figures of another program: JSON lines from a script in bench/peers/");
   app.add_flag("--quick", given->quick, "fewer shapes and lengths: under two minutes");
   app.add_flag("--no-attention", given->skip_attention, "leave out the kernel rows");
-  app.add_option("--repeat", given->repeats, "timings per figure; the median is shown")->check(CLI::Range(1, 100));
+  app.add_option("--repeat", given->repeats, "timings per figure; the median is shown")
+      ->check(CLI::Range(1, 100));
   return [given](const Context& context) { return run_bench(*given, context); };
 }
 
 }  // namespace
 
 extern constinit const Command bench_command;
-constinit const Command bench_command{"bench", "measures speed on this machine, beside the engines it stands next to", add_bench};
+constinit const Command bench_command{
+    "bench", "measures speed on this machine, beside the engines it stands next to", add_bench};
 
 }  // namespace kvist

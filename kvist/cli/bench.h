@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Rows of `kvist bench`: a figure, what it was measured against in the same process, their ratio and the target for it.
+// Rows of `kvist bench`: a figure, what it was measured against in the same process, their ratio
+// and the target for it.
 #pragma once
 
 #include <functional>
@@ -27,7 +28,7 @@ enum class RatioKind {
 };
 
 struct BenchRow {
-  std::string id;       // "ttft/2k/libllama"
+  std::string id;  // "ttft/2k/libllama"
   double value = 0;
   double spread = 0;
   std::string unit;     // "ms", "tok/s"
@@ -46,8 +47,9 @@ struct AttentionBenchOptions {
   std::vector<int> groups, head_dims, lengths;
   int repeats = 5;
 };
-// Decode attention of one layer: ours dense against ggml's flash attention, ragged prefixes against our dense. Throws
-// Error(corrupt) when an output differs from the double-precision reference: nothing wrong is ever timed.
+// Decode attention of one layer: ours dense against ggml's flash attention, ragged prefixes against
+// our dense. Throws Error(corrupt) when an output differs from the double-precision reference:
+// nothing wrong is ever timed.
 void bench_attention(const AttentionBenchOptions& options, ThreadPool& pool, const RowSink& sink);
 
 struct ModelBenchOptions {
@@ -56,10 +58,12 @@ struct ModelBenchOptions {
   int together_prompt = 0;      // tokens under 8 questions decoded together; 0: left out
   int repeats = 5;
   int decode_steps = 16;
-  std::string peer_file;        // JSON lines of bench/peers/*.py, "" for none
+  std::string peer_file;  // JSON lines of bench/peers/*.py, "" for none
   std::function<void(const std::string&)> log;
 };
-// Prefill, construction and decoding of a whole model, ours and libllama's in turn. Fills `about` with the model's facts.
-void bench_model(const ModelBenchOptions& options, ThreadPool& pool, const RowSink& sink, nlohmann::json* about);
+// Prefill, construction and decoding of a whole model, ours and libllama's in turn. Fills `about`
+// with the model's facts.
+void bench_model(const ModelBenchOptions& options, ThreadPool& pool, const RowSink& sink,
+                 nlohmann::json* about);
 
 }  // namespace kvist

@@ -10,6 +10,7 @@
 
 #include "kvist/cache/ragged.h"
 #include "kvist/cli/bench.h"
+#include "kvist/core/error.h"
 #include "kvist/core/rng.h"
 #include "kvist/model/peer.h"
 
@@ -65,7 +66,8 @@ std::unique_ptr<PlainPrefix> make_prefix(const Case& c) {
   return std::make_unique<PlainPrefix>(c.shape, std::move(layers), c.n_tokens);
 }
 
-// Kept sets of unequal size whose mean is (1 - removed) * n: heads take 1.3, 0.7, 1.2 and 0.8 times the mean.
+// Kept sets of unequal size whose mean is (1 - removed) * n: heads take 1.3, 0.7, 1.2 and 0.8 times
+// the mean.
 std::vector<std::vector<int32_t>> make_kept(const Case& c, double removed) {
   static constexpr double kShare[kKvHeads] = {1.3, 0.7, 1.2, 0.8};
   std::vector<std::vector<int32_t>> kept(kKvHeads);
@@ -87,7 +89,8 @@ std::vector<double> reference(const Case& c, const PrefixCache& prefix) {
     std::vector<double> logit(n);
     double most = -std::numeric_limits<double>::infinity(), sum = 0;
     for (size_t t = 0; t < n; ++t) {
-      for (int i = 0; i < d; ++i) logit[t] += double{c.q[static_cast<size_t>(h) * d + i]} * double{k[t * d + i]};
+      for (int i = 0; i < d; ++i)
+        logit[t] += double{c.q[static_cast<size_t>(h) * d + i]} * double{k[t * d + i]};
       logit[t] *= double{c.scale()};
       most = std::max(most, logit[t]);
     }
@@ -102,7 +105,8 @@ std::vector<double> reference(const Case& c, const PrefixCache& prefix) {
   return out;
 }
 
-void require_close(std::span<const float> got, std::span<const double> want, double bound, const std::string& what) {
+void require_close(std::span<const float> got, std::span<const double> want, double bound,
+                   const std::string& what) {
   double error = 0, size = 0;
   for (size_t i = 0; i < want.size(); ++i) {
     error += (double{got[i]} - want[i]) * (double{got[i]} - want[i]);
@@ -110,14 +114,15 @@ void require_close(std::span<const float> got, std::span<const double> want, dou
   }
   const double relative = std::sqrt(error / size);
   if (!(relative <= bound)) {
-    throw Error(ErrorKind::corrupt, str(what, ": relative error ", relative, " against the double-precision reference, at most ",
-                                        bound, " expected; not timed"));
+    throw Error(ErrorKind::corrupt, str(what, ": relative error ", relative,
+                                        " against the double-precision reference, at most ", bound,
+                                        " expected; not timed"));
   }
 }
 
 // kInner calls in a row, each worker in the pool taking part; seconds per call.
-double time_ours(const Case& c, const PrefixCache& prefix, ThreadPool& pool, AttendWorkspace& workspace,
-                 std::vector<float>* out) {
+double time_ours(const Case& c, const PrefixCache& prefix, ThreadPool& pool,
+                 AttendWorkspace& workspace, std::vector<float>* out) {
   const DenseLayer none(c.shape);
   const SuffixRows suffix{&none, 0, 1, -1};
   AttendCall call;
@@ -154,7 +159,8 @@ void settle() { std::this_thread::sleep_for(std::chrono::milliseconds(3)); }
 
 std::string length_name(int n) { return n % 1024 == 0 ? str(n / 1024, "k") : str(n); }
 
-void bench_one(int group, int head_dim, int n_tokens, int repeats, ThreadPool& pool, const RowSink& sink) {
+void bench_one(int group, int head_dim, int n_tokens, int repeats, ThreadPool& pool,
+               const RowSink& sink) {
   const Case c = make_case(group, head_dim, n_tokens);
   const auto dense = make_prefix(c);
   FlashPeer flash(c.shape.heads, kKvHeads, head_dim, n_tokens, 1, c.k, c.v, pool.n_threads());
@@ -175,25 +181,28 @@ void bench_one(int group, int head_dim, int n_tokens, int repeats, ThreadPool& p
     Sample sample;
   };
   std::vector<Ragged> ragged;
-  for (const auto& [name, removed, target] : {std::tuple{"twinkv0.5", 0.5, 1.8}, std::tuple{"twinkv0.75", 0.75, 3.4}}) {
+  for (const auto& [name, removed, target] :
+       {std::tuple{"twinkv0.5", 0.5, 1.8}, std::tuple{"twinkv0.75", 0.75, 3.4}}) {
     ragged.push_back({name, target, make_prefix(c), {}});
     ragged.back().prefix->select(0, make_kept(c, removed));
     time_ours(c, *ragged.back().prefix, pool, workspace, &out);
-    require_close(out, reference(c, *ragged.back().prefix), 1e-5, str("attention/", name, "/", shape));
+    require_close(out, reference(c, *ragged.back().prefix), 1e-5,
+                  str("attention/", name, "/", shape));
   }
   Sample ours, theirs;
   for (int r = 0; r < repeats; ++r) {
     theirs.seconds.push_back(time_flash(flash, c, &out));
     settle();
     ours.seconds.push_back(time_ours(c, *dense, pool, workspace, &out));
-    for (Ragged& x : ragged) x.sample.seconds.push_back(time_ours(c, *x.prefix, pool, workspace, &out));
+    for (Ragged& x : ragged)
+      x.sample.seconds.push_back(time_ours(c, *x.prefix, pool, workspace, &out));
   }
-  sink({str("attention/dense/", shape), ours.median() * 1e3, ours.spread(), "ms", "ggml_flash_attn_ext f16",
-        theirs.median() * 1e3, RatioKind::speedup, 2.0});
+  sink({str("attention/dense/", shape), ours.median() * 1e3, ours.spread(), "ms",
+        "ggml_flash_attn_ext f16", theirs.median() * 1e3, RatioKind::speedup, 2.0});
   if (n_tokens < 8192) return;
   for (const Ragged& x : ragged) {
-    sink({str("attention/", x.name, "/", shape), x.sample.median() * 1e3, x.sample.spread(), "ms", "our dense",
-          ours.median() * 1e3, RatioKind::speedup, x.target});
+    sink({str("attention/", x.name, "/", shape), x.sample.median() * 1e3, x.sample.spread(), "ms",
+          "our dense", ours.median() * 1e3, RatioKind::speedup, x.target});
   }
 }
 

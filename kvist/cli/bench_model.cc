@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// A whole model, timed in turn with libllama on the same tokens: time to first token, construction, decoding, eight questions
-// at once. Figures of other programs come from a file that their own script wrote.
+// A whole model, timed in turn with libllama on the same tokens: time to first token, construction,
+// decoding, eight questions at once. Figures of other programs come from a file that their own
+// script wrote.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -32,9 +33,10 @@ int32_t best(std::span<const float> logits) {
 
 // Prose-like text for users who name no document: speed depends on its length, hardly on its words.
 std::string made_up_prose(int n_words) {
-  static constexpr const char* kWords[] = {"the",   "river", "of",    "stone",  "and",    "a",      "winter", "market",
-                                           "under", "light", "which", "people", "carried", "toward", "old",    "harbour",
-                                           "while", "birds", "over",  "green",  "hills",  "spoke",  "about",  "letters"};
+  static constexpr const char* kWords[] = {
+      "the",   "river", "of",    "stone",  "and",     "a",      "winter", "market",
+      "under", "light", "which", "people", "carried", "toward", "old",    "harbour",
+      "while", "birds", "over",  "green",  "hills",   "spoke",  "about",  "letters"};
   Rng rng(7);
   std::string text;
   for (int i = 0; i < n_words; ++i) {
@@ -44,11 +46,13 @@ std::string made_up_prose(int n_words) {
   return text;
 }
 
-std::vector<int32_t> prompt_tokens(const Tokenizer& tokenizer, const std::string& document, int most) {
+std::vector<int32_t> prompt_tokens(const Tokenizer& tokenizer, const std::string& document,
+                                   int most) {
   const std::string text = document.empty() ? made_up_prose(most) : read_document(document);
   std::vector<int32_t> tokens = tokenizer.encode(text, false);
   const size_t length = tokens.size();
-  while (tokens.size() < static_cast<size_t>(most)) tokens.push_back(tokens[tokens.size() - length]);
+  while (tokens.size() < static_cast<size_t>(most))
+    tokens.push_back(tokens[tokens.size() - length]);
   return tokens;
 }
 
@@ -66,15 +70,17 @@ struct Bench {
   void first_token(int n);
   void decode(int n);
   void together(int n);
-  double one_decode_ours(Session& session, std::span<const int> sequences, std::vector<int32_t>* last);
+  double one_decode_ours(Session& session, std::span<const int> sequences,
+                         std::vector<int32_t>* last);
   double one_decode_peer(std::vector<int32_t>* last);
-  void beside_others(const std::string& id, int n, const char* key, double value, double spread, const char* unit,
-                     RatioKind kind, double target, bool questions);
+  void beside_others(const std::string& id, int n, const char* key, double value, double spread,
+                     const char* unit, RatioKind kind, double target, bool questions);
 };
 
 // Rows against the programs of the peer file, where they were measured at about n tokens.
-void Bench::beside_others(const std::string& id, int n, const char* key, double value, double spread, const char* unit,
-                          RatioKind kind, double target, bool questions) {
+void Bench::beside_others(const std::string& id, int n, const char* key, double value,
+                          double spread, const char* unit, RatioKind kind, double target,
+                          bool questions) {
   for (const auto& line : others) {
     const int at = line.value(questions ? "n_prefix" : "n_prompt", 0);
     if (!line.contains(key) || std::abs(at - n) > n / 10) continue;
@@ -99,25 +105,29 @@ void Bench::first_token(int n) {
     theirs.seconds.push_back(seconds_of([&] { first_theirs = best(peer->prefill(prompt)); }));
   }
   if (first_ours != first_theirs) {
-    options.log(str("note: the first tokens differ (ours ", first_ours, ", libllama ", first_theirs, ")"));
+    options.log(
+        str("note: the first tokens differ (ours ", first_ours, ", libllama ", first_theirs, ")"));
   }
   const std::string id = str("ttft/", length_name(n));
-  sink({id + "/libllama", ours.median() * 1e3, ours.spread(), "ms", "libllama", theirs.median() * 1e3,
-        RatioKind::fraction, n < 4000 ? 0.28 : 0.24});
-  beside_others(id, n, "ttft_ms", ours.median() * 1e3, ours.spread(), "ms", RatioKind::fraction, 1.1, false);
-  sink({str("construct/twinkv0.5/", length_name(n)), construct.median() * 1e3, construct.spread(), "ms", "our prefill",
-        ours.median() * 1e3, RatioKind::fraction, 0.08});
+  sink({id + "/libllama", ours.median() * 1e3, ours.spread(), "ms", "libllama",
+        theirs.median() * 1e3, RatioKind::fraction, n < 4000 ? 0.28 : 0.24});
+  beside_others(id, n, "ttft_ms", ours.median() * 1e3, ours.spread(), "ms", RatioKind::fraction,
+                1.1, false);
+  sink({str("construct/twinkv0.5/", length_name(n)), construct.median() * 1e3, construct.spread(),
+        "ms", "our prefill", ours.median() * 1e3, RatioKind::fraction, 0.08});
 }
 
 // Greedy steps of all sequences together; seconds in all.
-double Bench::one_decode_ours(Session& session, std::span<const int> sequences, std::vector<int32_t>* last) {
+double Bench::one_decode_ours(Session& session, std::span<const int> sequences,
+                              std::vector<int32_t>* last) {
   std::vector<float> logits;
   const std::vector<int32_t> ids(sequences.begin(), sequences.end());
   return seconds_of([&] {
     for (int step = 0; step < options.decode_steps; ++step) {
       session.decode(ids, *last, &logits);
       const size_t vocab = logits.size() / last->size();
-      for (size_t i = 0; i < last->size(); ++i) (*last)[i] = best(std::span(logits).subspan(i * vocab, vocab));
+      for (size_t i = 0; i < last->size(); ++i)
+        (*last)[i] = best(std::span(logits).subspan(i * vocab, vocab));
     }
   });
 }
@@ -128,7 +138,8 @@ double Bench::one_decode_peer(std::vector<int32_t>* last) {
     for (int step = 0; step < options.decode_steps; ++step) {
       peer->decode(*last, &logits);
       const size_t vocab = logits.size() / last->size();
-      for (size_t i = 0; i < last->size(); ++i) (*last)[i] = best(std::span(logits).subspan(i * vocab, vocab));
+      for (size_t i = 0; i < last->size(); ++i)
+        (*last)[i] = best(std::span(logits).subspan(i * vocab, vocab));
     }
   });
 }
@@ -142,7 +153,8 @@ void Bench::decode(int n) {
     const char* spec;
     double against_llama, against_other;
   };
-  for (const Variant& v : {Variant{"none", "none", 2.1, 1.5}, Variant{"twinkv0.75", "twinkv(ratio=0.75)", 3.0, 2.1}}) {
+  for (const Variant& v :
+       {Variant{"none", "none", 2.1, 1.5}, Variant{"twinkv0.75", "twinkv(ratio=0.75)", 3.0, 2.1}}) {
     options.log(str("decode at ", n, ", ", v.name));
     const auto selector = parse_spec(v.spec).make_selector();
     Session session(*model, pool, {});
@@ -153,16 +165,18 @@ void Bench::decode(int n) {
     one_decode_ours(session, {&sequence, 1}, &ours_last);  // warm
     Sample ours, theirs;
     for (int r = 0; r < options.repeats; ++r) {
-      ours.seconds.push_back(one_decode_ours(session, {&sequence, 1}, &ours_last) / options.decode_steps);
+      ours.seconds.push_back(one_decode_ours(session, {&sequence, 1}, &ours_last) /
+                             options.decode_steps);
       theirs.seconds.push_back(one_decode_peer(&theirs_last) / options.decode_steps);
     }
     const bool goal = n > 7000;
     const std::string id = str("decode/", length_name(n), "/", v.name);
-    sink({id + "/libllama", 1 / ours.median(), ours.spread(), "tok/s", "libllama", 1 / theirs.median(), RatioKind::rate,
+    sink({id + "/libllama", 1 / ours.median(), ours.spread(), "tok/s", "libllama",
+          1 / theirs.median(), RatioKind::rate,
           goal ? std::optional(v.against_llama) : std::nullopt});
     if (goal) {
-      beside_others(id, n, "decode_tok_s", 1 / ours.median(), ours.spread(), "tok/s", RatioKind::rate, v.against_other,
-                    false);
+      beside_others(id, n, "decode_tok_s", 1 / ours.median(), ours.spread(), "tok/s",
+                    RatioKind::rate, v.against_other, false);
     }
   }
 }
@@ -177,7 +191,8 @@ void Bench::together(int n) {
     const char* spec;
     double against_llama, against_other;
   };
-  for (const Variant& v : {Variant{"none", "none", 3.5, 1.7}, Variant{"twinkv0.75", "twinkv(ratio=0.75)", 4.0, 2.0}}) {
+  for (const Variant& v :
+       {Variant{"none", "none", 3.5, 1.7}, Variant{"twinkv0.75", "twinkv(ratio=0.75)", 4.0, 2.0}}) {
     options.log(str(kTogether, " questions over ", n, ", ", v.name));
     const auto selector = parse_spec(v.spec).make_selector();
     Session session(*model, pool, {});
@@ -193,14 +208,16 @@ void Bench::together(int n) {
     one_decode_ours(session, sequences, &ours_last);
     Sample ours, theirs;
     for (int r = 0; r < options.repeats; ++r) {
-      ours.seconds.push_back(one_decode_ours(session, sequences, &ours_last) / options.decode_steps);
+      ours.seconds.push_back(one_decode_ours(session, sequences, &ours_last) /
+                             options.decode_steps);
       theirs.seconds.push_back(one_decode_peer(&theirs_last) / options.decode_steps);
     }
     const std::string id = str("together8/", length_name(n), "/", v.name);
     const double rate = kTogether / ours.median();
-    sink({id + "/libllama", rate, ours.spread(), "tok/s", "libllama", kTogether / theirs.median(), RatioKind::rate,
-          v.against_llama});
-    beside_others(id, n, "decode_tok_s_total", rate, ours.spread(), "tok/s", RatioKind::rate, v.against_other, true);
+    sink({id + "/libllama", rate, ours.spread(), "tok/s", "libllama", kTogether / theirs.median(),
+          RatioKind::rate, v.against_llama});
+    beside_others(id, n, "decode_tok_s_total", rate, ours.spread(), "tok/s", RatioKind::rate,
+                  v.against_other, true);
   }
 }
 
@@ -214,7 +231,8 @@ std::vector<nlohmann::json> read_lines(const std::string& path) {
     ++number;
     if (line.empty()) continue;
     nlohmann::json parsed = nlohmann::json::parse(line, nullptr, false);
-    if (!parsed.is_object()) throw Error(ErrorKind::corrupt, str(path, ":", number, ": not a JSON object"));
+    if (!parsed.is_object())
+      throw Error(ErrorKind::corrupt, str(path, ":", number, ": not a JSON object"));
     lines.push_back(std::move(parsed));
   }
   return lines;
@@ -222,7 +240,8 @@ std::vector<nlohmann::json> read_lines(const std::string& path) {
 
 }  // namespace
 
-void bench_model(const ModelBenchOptions& options, ThreadPool& pool, const RowSink& sink, nlohmann::json* about) {
+void bench_model(const ModelBenchOptions& options, ThreadPool& pool, const RowSink& sink,
+                 nlohmann::json* about) {
   Bench bench{options, pool, sink, nullptr, nullptr, {}, read_lines(options.peer_file)};
   const auto tokenizer = Tokenizer::load(options.model);
   ModelOptions mo;
@@ -232,16 +251,18 @@ void bench_model(const ModelBenchOptions& options, ThreadPool& pool, const RowSi
   int most = options.together_prompt;
   for (int n : options.prompts) most = std::max(most, n);
   if (most + 256 > info.context) {
-    throw Error(ErrorKind::invalid_argument, str("prompts of ", most, " tokens and 256 more do not fit into the context of ",
-                                                 info.context, " tokens of ", info.path));
+    throw Error(ErrorKind::invalid_argument,
+                str("prompts of ", most, " tokens and 256 more do not fit into the context of ",
+                    info.context, " tokens of ", info.path));
   }
   bench.tokens = prompt_tokens(*tokenizer, options.document, most);
   PeerOptions po;
   po.n_threads = pool.n_threads();
   po.context = std::max(most, options.together_prompt) + kTogether * 128 + 256;
-  po.context = std::min(po.context, std::max(info.context, options.together_prompt + kTogether * 128));
+  po.context =
+      std::min(po.context, std::max(info.context, options.together_prompt + kTogether * 128));
   po.n_sequences = kTogether;
-  po.extra_buffers = Model::extra_buffers_work();
+  po.extra_buffers = LlamaPeer::extra_buffers_work();
   bench.peer = std::make_unique<LlamaPeer>(options.model, po);
   (*about)["model"] = info.path;
   (*about)["model_hash"] = info.hash;

@@ -20,6 +20,19 @@ const char* name(ErrorKind kind) noexcept {
   return "unknown";
 }
 
+std::string quoted(std::string_view text) {
+  constexpr size_t kLongest = 64;
+  std::string out = "'";
+  for (char c : text.substr(0, kLongest)) {
+    if (c >= ' ' && c <= '~') {
+      out += c;
+    } else {
+      out += fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
+    }
+  }
+  return out + (text.size() > kLongest ? "...'" : "'");
+}
+
 void assertion_failed(const char* condition, const char* file, int line) noexcept {
   std::fprintf(stderr, "kvist: this is a bug in kvist: %s is false at %s:%d\n", condition, file, line);
   std::abort();

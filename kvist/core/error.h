@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <exception>
 #include <string>
+#include <string_view>
 #include <utility>
 
 namespace kvist {
@@ -38,6 +39,9 @@ std::string str(const Args&... args) {
   (fmt::format_to(std::back_inserter(out), "{}", args), ...);
   return out;
 }
+
+// Text of a file or a user as it goes into a message: in single quotes, bytes outside printable ASCII escaped, cut at 64 bytes.
+std::string quoted(std::string_view text);
 
 [[noreturn]] void assertion_failed(const char* condition, const char* file, int line) noexcept;
 

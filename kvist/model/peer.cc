@@ -76,7 +76,8 @@ LlamaPeer::~LlamaPeer() = default;
 
 bool LlamaPeer::extra_buffers_work() {
   const CpuBackend cpu(1);
-  for (ggml_type type : {GGML_TYPE_Q4_0, GGML_TYPE_Q4_1, GGML_TYPE_Q8_0, GGML_TYPE_Q4_K, GGML_TYPE_Q6_K}) {
+  for (ggml_type type :
+       {GGML_TYPE_Q4_0, GGML_TYPE_Q4_1, GGML_TYPE_Q8_0, GGML_TYPE_Q4_K, GGML_TYPE_Q6_K}) {
     const auto packed = cpu.packed_type(type, 512, 512);
     if (packed != nullptr && !cpu.packed_batches_run(packed, type)) return false;
   }

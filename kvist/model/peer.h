@@ -28,7 +28,8 @@ class LlamaPeer {
   LlamaPeer(const std::string& path, const PeerOptions& options);
   ~LlamaPeer();
 
-  // Whether libllama's repacked weights run on this machine at all (see CpuBackend::packed_batches_run).
+  // Whether libllama's repacked weights run on this machine at all (see
+  // CpuBackend::packed_batches_run).
   static bool extra_buffers_work();
 
   int vocab() const;
