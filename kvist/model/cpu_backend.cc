@@ -13,18 +13,21 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <utility>
 
 #include "kvist/core/error.h"
 
 namespace kvist {
 namespace {
 
-thread_local std::string g_last_error;
+thread_local std::string g_errors;
 
 void keep_error(ggml_log_level level, const char* text, void*) {
   if (level != GGML_LOG_LEVEL_ERROR || text == nullptr) return;
-  g_last_error = text;
-  while (!g_last_error.empty() && g_last_error.back() == '\n') g_last_error.pop_back();
+  if (g_errors.size() > 400) return;
+  if (!g_errors.empty()) g_errors += "; ";
+  g_errors += text;
+  while (!g_errors.empty() && g_errors.back() == '\n') g_errors.pop_back();
 }
 
 template <typename F>
@@ -92,7 +95,7 @@ void silence_backend_log() {
   std::call_once(once, [] { llama_log_set(keep_error, nullptr); });  // sets ggml's as well
 }
 
-std::string last_backend_error() { return g_last_error; }
+std::string take_backend_errors() { return std::exchange(g_errors, {}); }
 
 ContextPtr header_context(size_t n) {
   const size_t size =

@@ -12,11 +12,11 @@
 
 namespace kvist {
 
-// Sends the log lines of ggml and libllama nowhere but into last_backend_error(). Process-wide,
+// Sends the log lines of ggml and libllama nowhere but into take_backend_errors(). Process-wide,
 // idempotent.
 void silence_backend_log();
-std::string
-last_backend_error();  // the last error line on this thread, without its newline; may be empty
+// The error lines of this thread since the last call, joined by "; "; may be empty.
+std::string take_backend_errors();
 
 // Owns the backend and its threads. One graph at a time.
 class CpuBackend {

@@ -44,7 +44,7 @@ const float* StepGraph::run(const RowBatch& rows, const std::vector<int32_t>& wa
   if (status != GGML_STATUS_SUCCESS) {
     throw Error(ErrorKind::exhausted,
                 str("ggml could not run a step of ", shape_.rows,
-                    " rows: ", ggml_status_to_string(status), " ", last_backend_error()));
+                    " rows: ", ggml_status_to_string(status), " ", take_backend_errors()));
   }
   return logits_ == nullptr ? nullptr : static_cast<const float*>(logits_->data);
 }

@@ -82,10 +82,11 @@ std::unique_ptr<Tokenizer> Tokenizer::load(const std::string& path) {
   tokenizer->impl_ = std::make_unique<Impl>();
   Impl& impl = *tokenizer->impl_;
   impl.path = path;
+  take_backend_errors();
   impl.model.reset(llama_model_load_from_file(path.c_str(), params));
   if (!impl.model) {
     throw Error(ErrorKind::unsupported,
-                str(path, ": libllama does not load the vocabulary: ", last_backend_error()));
+                str(path, ": libllama does not load the vocabulary: ", take_backend_errors()));
   }
   impl.vocab = llama_model_get_vocab(impl.model.get());
   return tokenizer;

@@ -57,7 +57,7 @@ struct TinyModel {
   ggml_type weights = GGML_TYPE_F32;
   bool tied = true;
   bool rope_freqs = false;   // llama only
-  std::string rope_scaling;  // "", linear, yarn
+  std::string rope_scaling = "";  // "", linear, yarn
   float rope_factor = 4;
   uint64_t seed = 1;
 };
