@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstdio>
+#include <cstdlib>
 #include <fstream>
 #include <map>
 #include <string>
@@ -17,6 +17,7 @@
 #include "kvist/core/rng.h"
 #include "kvist/core/thread_pool.h"
 #include "kvist/kernels/similar.h"
+#include "kvist/kernels/similar_internal.h"
 #include "kvist/kernels/window.h"
 
 namespace kvist {
@@ -84,19 +85,24 @@ const std::vector<float>& keys_of(int n, int d) {
   return keys;
 }
 
-void Count(benchmark::State& state) {
+template <typename Function>
+void count(benchmark::State& state, const Function& function) {
   const int n = static_cast<int>(state.range(0)), d = static_cast<int>(state.range(1));
   ThreadPool pool(static_cast<int>(state.range(2)));
   const std::vector<float>& keys = keys_of(n, d);
   std::vector<int32_t> counts(static_cast<size_t>(n));
   kernels::CountStats stats;
-  for (auto _ : state) kernels::count_similar(keys.data(), n, d, 32, pool, counts.data(), &stats);
+  for (auto _ : state) function(keys.data(), n, d, 32, pool, counts.data(), &stats);
   state.counters["rejected"] =
       static_cast<double>(stats.rejected) / static_cast<double>(stats.tiles);
-  state.counters["borderline"] = static_cast<double>(stats.borderline);
+  state.counters["borderline"] = static_cast<double>(stats.borderline) / (0.5 * n * n);
   state.counters["zero_counts"] =
       static_cast<double>(std::count(counts.begin(), counts.end(), 0)) / n;
 }
+
+void Count(benchmark::State& state) { count(state, kernels::count_similar); }
+// As on a CPU without AMX.
+void CountFixed(benchmark::State& state) { count(state, kernels::internal::count_similar_fixed); }
 
 void Window(benchmark::State& state) {
   const int n = static_cast<int>(state.range(0)), d = static_cast<int>(state.range(1));
@@ -129,6 +135,7 @@ void shapes(benchmark::internal::Benchmark* b) {
   b->ArgNames({"n", "d", "threads"})->Unit(benchmark::kMillisecond)->UseRealTime();
 }
 BENCHMARK(Count)->Apply(shapes);
+BENCHMARK(CountFixed)->Apply(shapes);
 BENCHMARK(Window)->Apply(shapes);
 BENCHMARK(Energies)
     ->ArgNames({"n", "d"})

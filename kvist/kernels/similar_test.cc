@@ -14,6 +14,7 @@
 
 #include "kvist/core/half.h"
 #include "kvist/core/rng.h"
+#include "kvist/kernels/similar_internal.h"
 #include "kvist/kernels/targets.h"
 
 namespace kvist::kernels {
@@ -56,6 +57,15 @@ Counts count(const Keys& keys, int d, int ell, int threads, CountStats* stats = 
   return counts;
 }
 
+// The same where this CPU's AMX tiles stay out of it.
+Counts count_fixed(const Keys& keys, int d, int ell, int threads, CountStats* stats = nullptr) {
+  ThreadPool pool(threads);
+  Counts counts(keys.size() / static_cast<size_t>(d), -1);
+  internal::count_similar_fixed(keys.data(), static_cast<int>(counts.size()), d, ell, pool,
+                                counts.data(), stats);
+  return counts;
+}
+
 // Clusters whose members lie around the threshold, as bf16, with some zero keys and wild norms.
 Keys clustered_keys(int n, int d, uint64_t seed, double spread = 0.45, int n_centres = 6) {
   Rng rng(seed);
@@ -82,6 +92,7 @@ void expect_exact(const Keys& keys, int d, int ell, const std::string& what) {
       ASSERT_EQ(count(keys, d, ell, threads), want)
           << what << " on " << target << " with " << threads << " threads";
     }
+    ASSERT_EQ(count_fixed(keys, d, ell, 2), want) << what << " on " << target << " without AMX";
   });
 }
 
@@ -170,7 +181,8 @@ TEST(Similar, IsExactWithARotation) {
     const Counts want = reference_counts(keys, d, 32);
     for_each_target([&](const std::string& target) {
       CountStats stats;
-      ASSERT_EQ(count(keys, d, 32, 2, &stats), want) << "d " << d << " on " << target;
+      ASSERT_EQ(count(keys, d, 32, 2), want) << "d " << d << " on " << target;
+      ASSERT_EQ(count_fixed(keys, d, 32, 2, &stats), want) << "d " << d << " on " << target;
       if (d >= 32) {
         EXPECT_GT(stats.rejected, stats.tiles / 100) << "d " << d << " on " << target;
       } else {
@@ -227,8 +239,10 @@ TEST(Similar, DecidesPairsAtTheThresholdCanonicallyWithARotation) {
     keys.insert(keys.end(), more.begin(), more.end());
   }
   const Counts want = reference_counts(keys, 64, 32);
-  for_each_target(
-      [&](const std::string& target) { EXPECT_EQ(count(keys, 64, 32, 2), want) << target; });
+  for_each_target([&](const std::string& target) {
+    EXPECT_EQ(count(keys, 64, 32, 2), want) << target;
+    EXPECT_EQ(count_fixed(keys, 64, 32, 2), want) << target;
+  });
 }
 
 TEST(Similar, ExtremeMagnitudesAreExact) {
