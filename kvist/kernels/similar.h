@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Exact counts of similar far-away keys (TwinKV, arXiv:2608.27128): the same integers on every instruction set and thread
-// count, decided by a predicate that does not depend on summation order except where it cannot matter.
+// Exact counts of similar far-away keys (TwinKV, arXiv:2608.27128): the same integers on every
+// instruction set and thread count, decided by a predicate that does not depend on summation order
+// except where it cannot matter.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +11,8 @@
 
 namespace kvist::kernels {
 
-// The canonical predicate: cosine(a, b) > 17/20 as dot > 0 && 400 dot^2 > 289 |a|^2 |b|^2, all in fp64 in coordinate order.
+// The canonical predicate: cosine(a, b) > 17/20 as dot > 0 && 400 dot^2 > 289 |a|^2 |b|^2, all in
+// fp64 in coordinate order.
 bool similar(const float* a, const float* b, int head_dim) noexcept;
 
 struct CountStats {
@@ -24,8 +26,9 @@ struct CountStats {
 //   keys    [n][head_dim], finite
 //   counts  [n], out
 //
-// O(n^2 head_dim) multiply-adds at worst, halved by symmetry and cut by early reject; memory 2 n head_dim floats.
-void count_similar(const float* keys, int n, int head_dim, int ell, ThreadPool& pool, int32_t* counts,
-                   CountStats* stats = nullptr);
+// O(n^2 head_dim) multiply-adds at worst, halved by symmetry and cut by early reject; memory 2 n
+// head_dim floats.
+void count_similar(const float* keys, int n, int head_dim, int ell, ThreadPool& pool,
+                   int32_t* counts, CountStats* stats = nullptr);
 
 }  // namespace kvist::kernels

@@ -23,7 +23,8 @@
 namespace kvist::kernels {
 namespace {
 
-constexpr int kSpan = 256;  // tokens whose weights share a maximum; a multiple of kBlock
+constexpr int kRowStep = 6;  // query rows whose logits are formed together
+constexpr int kSpan = 256;   // tokens whose weights share a maximum; a multiple of kBlock
 
 // Row t * group + g is query head g at position n_tokens - window + t.
 struct WindowPass {
@@ -67,16 +68,6 @@ void transpose_block(const float* keys, int first, int end, int d, float* HWY_RE
   }
 }
 
-template <int kRows>
-HWY_INLINE int score_group(const WindowPass& pass, const float* block, int row, float* weights) {
-  for (; row + kRows <= pass.rows; row += kRows) {
-    score_tile<float, kRows>(block, pass.head_dim,
-                             pass.q + static_cast<int64_t>(row) * pass.head_dim,
-                             weights + static_cast<int64_t>(row) * pass.stride, pass.stride);
-  }
-  return row;
-}
-
 // Turns `count` logits into exp(logit - maximum); those past `visible` become 0.
 HWY_INLINE void exponentiate(float* HWY_RESTRICT x, int count, int visible, float* maximum,
                              float* sum) {
@@ -104,9 +95,11 @@ void ScoreSpan(const WindowPass& pass, int span, float* scratch) {
   const int padded = (end - begin + kBlock - 1) / kBlock * kBlock;
   for (int first = begin; first < end; first += kBlock) {
     transpose_block(pass.keys, first, end, pass.head_dim, scratch);
-    int row = score_group<6>(pass, scratch, 0, pass.weights + first);
-    row = score_group<2>(pass, scratch, row, pass.weights + first);
-    score_group<1>(pass, scratch, row, pass.weights + first);
+    for (int r = 0; r < pass.rows; r += kRowStep) {
+      score_rows(scratch, pass.head_dim, pass.q + static_cast<int64_t>(r) * pass.head_dim,
+                 std::min(kRowStep, pass.rows - r),
+                 pass.weights + static_cast<int64_t>(r) * pass.stride + first, pass.stride);
+    }
   }
   for (int r = 0; r < pass.rows; ++r) {
     const int visible = pass.n_tokens - pass.window + r / pass.group + 1 - begin;
