@@ -47,8 +47,20 @@ constexpr int tile_columns(int rows) {
 #endif
 }
 
+// Where a loop reads a run once, from memory: into the near cache 8 KiB ahead, since the hardware
+// stops at the end of a page. Two threads on f16 runs larger than the caches, group 3 and 7, d 64:
+// from 15.5 and 11.1 GB/s to 24 and 15.6.
+template <bool kStream, int kColumns, typename T>
+HWY_INLINE void prefetch_row(const T* p) {
+  constexpr int kAhead = 8192, kLine = 64;
+  constexpr int kBytes = kColumns * kLanes * static_cast<int>(sizeof(T));
+  if (!kStream) return;
+  for (int at = 0; at < kBytes; at += kLine)
+    __builtin_prefetch(reinterpret_cast<const char*>(p) + kAhead + at, 0, 2);
+}
+
 // s[r][0, 64) = sum over c of q[r][c] * k[c][0, 64), summed in the order of c.
-template <typename T, int kRows>
+template <typename T, int kRows, bool kStream = false>
 HWY_INLINE void score_tile(const T* HWY_RESTRICT k, int head_dim, const float* HWY_RESTRICT q,
                            float* HWY_RESTRICT s, int s_stride) {
   constexpr int kColumns = tile_columns(kRows);
@@ -58,6 +70,7 @@ HWY_INLINE void score_tile(const T* HWY_RESTRICT k, int head_dim, const float* H
       for (int n = 0; n < kColumns; ++n) sum[r][n] = hn::Zero(Floats());
     const T* HWY_RESTRICT row = k + j;
     for (int c = 0; c < head_dim; ++c, row += kBlock) {
+      prefetch_row<kStream, kColumns>(row);
       Vec key[kColumns];
       for (int n = 0; n < kColumns; ++n) key[n] = load_wide(row + n * kLanes);
       for (int r = 0; r < kRows; ++r) {
@@ -72,7 +85,7 @@ HWY_INLINE void score_tile(const T* HWY_RESTRICT k, int head_dim, const float* H
 }
 
 // kColumns vectors of o[r] += sum over t of p[r][t] * v[t], in the order of t.
-template <typename T, int kRows, int kColumns>
+template <typename T, int kRows, int kColumns, bool kStream>
 HWY_INLINE void value_columns(const T* HWY_RESTRICT v, int head_dim, int n_tokens,
                               const float* HWY_RESTRICT p, int p_stride, float* HWY_RESTRICT o) {
   Vec sum[kRows][kColumns];
@@ -80,6 +93,7 @@ HWY_INLINE void value_columns(const T* HWY_RESTRICT v, int head_dim, int n_token
     for (int n = 0; n < kColumns; ++n)
       sum[r][n] = hn::LoadU(Floats(), o + r * head_dim + n * kLanes);
   for (int t = 0; t < n_tokens; ++t, v += head_dim) {
+    prefetch_row<kStream, kColumns>(v);
     Vec value[kColumns];
     for (int n = 0; n < kColumns; ++n) value[n] = load_wide(v + n * kLanes);
     for (int r = 0; r < kRows; ++r) {
@@ -92,16 +106,24 @@ HWY_INLINE void value_columns(const T* HWY_RESTRICT v, int head_dim, int n_token
       hn::StoreU(sum[r][n], Floats(), o + r * head_dim + n * kLanes);
 }
 
-template <typename T, int kRows>
+// o[r] += sum over t of p[r][t] * v[t], in the order of t.
+template <typename T, int kRows, bool kStream = false>
 HWY_INLINE void value_tile(const T* HWY_RESTRICT v, int head_dim, int n_tokens,
                            const float* HWY_RESTRICT p, int p_stride, float* HWY_RESTRICT o) {
   constexpr int kColumns = tile_columns(kRows);
-  int c = 0;
-  for (; c + kColumns * kLanes <= head_dim; c += kColumns * kLanes)
-    value_columns<T, kRows, kColumns>(v + c, head_dim, n_tokens, p, p_stride, o + c);
-  for (; c + kLanes <= head_dim; c += kLanes)
-    value_columns<T, kRows, 1>(v + c, head_dim, n_tokens, p, p_stride, o + c);
-  for (; c < head_dim; ++c) {
+  constexpr int kChunk =
+      32;  // tokens: memory is asked evenly, not for all columns' lines in the first pass
+  const int whole = head_dim / kLanes * kLanes;
+  for (int t = 0; t < n_tokens; t += kChunk) {
+    const int n = HWY_MIN(kChunk, n_tokens - t);
+    const T* from = v + static_cast<int64_t>(t) * head_dim;
+    int c = 0;
+    for (; c + kColumns * kLanes <= whole; c += kColumns * kLanes)
+      value_columns<T, kRows, kColumns, kStream>(from + c, head_dim, n, p + t, p_stride, o + c);
+    for (; c < whole; c += kLanes)
+      value_columns<T, kRows, 1, kStream>(from + c, head_dim, n, p + t, p_stride, o + c);
+  }
+  for (int c = whole; c < head_dim; ++c) {
     for (int r = 0; r < kRows; ++r) {
       float sum = o[r * head_dim + c];
       for (int t = 0; t < n_tokens; ++t)
@@ -179,21 +201,21 @@ template <typename T>
 void score_rows(const T* k, int head_dim, const float* q, int rows, float* s, int s_stride) {
   switch (rows) {
     case 1:
-      return score_tile<T, 1>(k, head_dim, q, s, s_stride);
+      return score_tile<T, 1, true>(k, head_dim, q, s, s_stride);
     case 2:
-      return score_tile<T, 2>(k, head_dim, q, s, s_stride);
+      return score_tile<T, 2, true>(k, head_dim, q, s, s_stride);
     case 3:
-      return score_tile<T, 3>(k, head_dim, q, s, s_stride);
+      return score_tile<T, 3, true>(k, head_dim, q, s, s_stride);
     case 4:
-      return score_tile<T, 4>(k, head_dim, q, s, s_stride);
+      return score_tile<T, 4, true>(k, head_dim, q, s, s_stride);
     case 5:
-      return score_tile<T, 5>(k, head_dim, q, s, s_stride);
+      return score_tile<T, 5, true>(k, head_dim, q, s, s_stride);
     case 6:
-      return score_tile<T, 6>(k, head_dim, q, s, s_stride);
+      return score_tile<T, 6, true>(k, head_dim, q, s, s_stride);
     case 7:
-      return score_tile<T, 7>(k, head_dim, q, s, s_stride);
+      return score_tile<T, 7, true>(k, head_dim, q, s, s_stride);
     default:
-      return score_tile<T, 8>(k, head_dim, q, s, s_stride);
+      return score_tile<T, 8, true>(k, head_dim, q, s, s_stride);
   }
 }
 template <typename T>
@@ -201,21 +223,21 @@ void value_rows(const T* v, int head_dim, int n_tokens, const float* p, int p_st
                 float* o) {
   switch (rows) {
     case 1:
-      return value_tile<T, 1>(v, head_dim, n_tokens, p, p_stride, o);
+      return value_tile<T, 1, true>(v, head_dim, n_tokens, p, p_stride, o);
     case 2:
-      return value_tile<T, 2>(v, head_dim, n_tokens, p, p_stride, o);
+      return value_tile<T, 2, true>(v, head_dim, n_tokens, p, p_stride, o);
     case 3:
-      return value_tile<T, 3>(v, head_dim, n_tokens, p, p_stride, o);
+      return value_tile<T, 3, true>(v, head_dim, n_tokens, p, p_stride, o);
     case 4:
-      return value_tile<T, 4>(v, head_dim, n_tokens, p, p_stride, o);
+      return value_tile<T, 4, true>(v, head_dim, n_tokens, p, p_stride, o);
     case 5:
-      return value_tile<T, 5>(v, head_dim, n_tokens, p, p_stride, o);
+      return value_tile<T, 5, true>(v, head_dim, n_tokens, p, p_stride, o);
     case 6:
-      return value_tile<T, 6>(v, head_dim, n_tokens, p, p_stride, o);
+      return value_tile<T, 6, true>(v, head_dim, n_tokens, p, p_stride, o);
     case 7:
-      return value_tile<T, 7>(v, head_dim, n_tokens, p, p_stride, o);
+      return value_tile<T, 7, true>(v, head_dim, n_tokens, p, p_stride, o);
     default:
-      return value_tile<T, 8>(v, head_dim, n_tokens, p, p_stride, o);
+      return value_tile<T, 8, true>(v, head_dim, n_tokens, p, p_stride, o);
   }
 }
 
