@@ -53,8 +53,10 @@ void CachedAttention::begin_step(const PrefixCache* prefix, std::span<const Sequ
   }
   try {
     for (size_t i = 0; i < sequences_.size(); ++i) {
-      for (DenseLayer& layer : *sequences_[i].stores)
+      for (DenseLayer& layer : *sequences_[i].stores) {
+        layer.reserve(first_token_[i] + sequences_[i].n_rows);
         layer.resize(first_token_[i] + sequences_[i].n_rows);
+      }
     }
     workspace_.reserve(shape_, static_cast<int>(positions.size()),
                        longest + (prefix ? prefix->longest_head() : 0), n_workers_);
