@@ -40,8 +40,10 @@ Block allocate_block(size_t size) {
   if (size == 0) return {};
   Block block;
   if (size <= kMost) {
-    if (size < kMapFrom) {
-      block.allocated = (size + kAlign - 1) / kAlign * kAlign;
+    // What free_block sees is the rounded size, so that decides here too.
+    const size_t rounded = (size + kAlign - 1) / kAlign * kAlign;
+    if (rounded < kMapFrom) {
+      block.allocated = rounded;
       block.data = std::aligned_alloc(kAlign, block.allocated);
       if (block.data != nullptr) std::memset(block.data, 0, block.allocated);
     } else {

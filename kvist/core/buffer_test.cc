@@ -29,6 +29,15 @@ TEST(Buffer, IsAlignedZeroedAndOfItsSize) {
   EXPECT_EQ(Buffer<int>(0).allocated_bytes(), 0u);
 }
 
+// Just below the size from which blocks are mappings, rounding up reaches it.
+TEST(Buffer, SizesAroundTheFirstMappingAreFreedAsTheyWereMade) {
+  for (size_t n = 65536 - 200; n <= 65536 + 200; ++n) {
+    Buffer<uint8_t> buffer(n);
+    EXPECT_EQ(buffer.allocated_bytes() % 4096 == 0, n > 65536 - 64) << n;
+    buffer[n - 1] = 1;
+  }
+}
+
 TEST(Buffer, ReusedMemoryIsZeroAgain) {
   for (int round = 0; round < 50; ++round) {
     Buffer<uint8_t> buffer(1000);
