@@ -8,6 +8,10 @@ find_package(Eigen3 REQUIRED NO_MODULE)
 find_library(KVIST_HWY hwy REQUIRED)
 find_library(KVIST_HWY_TEST hwy_contrib)
 find_library(KVIST_XXHASH xxhash REQUIRED)
+# oneDNN, optional: bf16 products on AMX tiles, which ggml does without.
+option(KVIST_DNNL "use oneDNN where it is installed" ON)
+find_library(KVIST_DNNL_LIBRARY dnnl)
+find_path(KVIST_DNNL_INCLUDE oneapi/dnnl/dnnl.hpp)
 
 set(KVIST_GGML_TRIED "0.25.3")  # the versions of ggml that our tests have run against
 file(GLOB KVIST_VENV_SITE "${CMAKE_SOURCE_DIR}/.venv/lib/python3*/site-packages")

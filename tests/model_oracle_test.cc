@@ -138,8 +138,9 @@ TEST_P(ModelOracle, DequantisedLogitsEqualLibllama) {
 }
 
 // ggml rounds activations to 8 bits where the weights are quantised. libllama's distance from the
-// dequantised model is what that costs; packed weights and other forms may order sums differently,
-// not lose more.
+// dequantised model is what that costs; our default loses no more. Wide forms that the user asks
+// for may round f32 to bf16: 2^-9 a number, which two layers carry to about 2 % of the largest
+// logit.
 TEST_P(ModelOracle, StoredTypesAreAsExactAsInLibllama) {
   const Written file(tiny_model(GetParam().shape));
   const std::string wide = file.path + ".f32";
@@ -151,9 +152,10 @@ TEST_P(ModelOracle, StoredTypesAreAsExactAsInLibllama) {
   const double bound = 1.5 * worst(peer.prefill_all(tokens), want) + 0.005;
   EXPECT_LT(bound, 0.2);
   for (const BatchWeights batch :
-       {BatchWeights::native, BatchWeights::scratch, BatchWeights::copy}) {
+       {BatchWeights::native, BatchWeights::automatic, BatchWeights::scratch, BatchWeights::copy}) {
+    const bool asked = batch == BatchWeights::scratch || batch == BatchWeights::copy;
     const auto model = Model::load(file.path, options(1, batch));
-    EXPECT_LT(worst(run(*model, tokens, 37), want), bound)
+    EXPECT_LT(worst(run(*model, tokens, 37), want), bound + (asked ? 0.03 : 0))
         << "batch weights " << static_cast<int>(batch);
     EXPECT_LT(worst(run(*model, tokens, 1), want), bound);
   }
@@ -219,11 +221,22 @@ TEST(ModelStep, UnwantedRowsStillReachTheCache) {
 }
 
 TEST(ModelStep, ThreadsDoNotChangeTheResult) {
-  const Written file(tiny_model({}));
-  const std::vector<int32_t> tokens = some_tokens(33, 4);
-  const std::vector<float> want = run(*Model::load(file.path, options(1)), tokens, 33);
-  for (const int n : {2, 3, 5})
-    EXPECT_EQ(run(*Model::load(file.path, options(n)), tokens, 33), want) << n;
+  TinyModel shape;
+  shape.weights = GGML_TYPE_Q8_0;
+  shape.width = 320;
+  const Written file(tiny_model(shape));
+  const std::vector<int32_t> tokens = some_tokens(70, 4);
+  for (const BatchWeights batch :
+       {BatchWeights::native, BatchWeights::scratch, BatchWeights::copy}) {
+    for (const size_t chunk : {1u, 3u, 70u}) {
+      const std::vector<float> want =
+          run(*Model::load(file.path, options(1, batch)), tokens, chunk);
+      for (const int n : {2, 3, 5}) {
+        EXPECT_EQ(run(*Model::load(file.path, options(n, batch)), tokens, chunk), want)
+            << n << " threads, chunk " << chunk << ", batch weights " << static_cast<int>(batch);
+      }
+    }
+  }
 }
 
 TEST(ModelStep, RefusesRowsItCannotRun) {

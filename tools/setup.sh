@@ -12,7 +12,7 @@ die() { printf '[set-up] %s\n' "$*" >&2; exit 1; }
 missing_packages() {
   local package
   for package in libhwy-dev libfmt-dev libcli11-dev nlohmann-json3-dev libeigen3-dev libxxhash-dev libgtest-dev \
-    libbenchmark-dev; do
+    libbenchmark-dev libdnnl-dev; do
     [[ $(dpkg-query -W -f='${db:Status-Status}' "$package" 2>/dev/null) == installed ]] || echo "$package"
   done
   command -v g++ >/dev/null || echo g++

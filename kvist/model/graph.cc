@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "kvist/core/error.h"
+#include "kvist/model/amx_state.h"
 #include "kvist/model/widen.h"
 
 namespace kvist {
@@ -39,6 +40,7 @@ const float* StepGraph::run(const RowBatch& rows, const std::vector<int32_t>& wa
   if (wanted_ != nullptr)
     std::memcpy(wanted_->data, wanted.data(), wanted.size() * sizeof(int32_t));
   attention_ = &attention;
+  failed_ = false;
   const ggml_status status = ggml_backend_graph_plan_compute(cpu_.backend(), plan_);
   attention_ = nullptr;
   if (status != GGML_STATUS_SUCCESS) {
@@ -46,16 +48,19 @@ const float* StepGraph::run(const RowBatch& rows, const std::vector<int32_t>& wa
                 str("ggml could not run a step of ", shape_.rows,
                     " rows: ", ggml_status_to_string(status), " ", take_backend_errors()));
   }
+  if (failed_) throw Error(ErrorKind::exhausted, "oneDNN could not run a product of this step");
   return logits_ == nullptr ? nullptr : static_cast<const float*>(logits_->data);
 }
 
 void StepGraph::append_node(ggml_tensor* node, int index, int count, void* call) {
+  const KeepAmxState keep;
   const auto* c = static_cast<const LayerCall*>(call);
   c->graph->attention_->append(c->layer, static_cast<const float*>(node->src[0]->data),
                                static_cast<const float*>(node->src[1]->data), {index, count});
 }
 
 void StepGraph::attend_node(ggml_tensor* node, int index, int count, void* call) {
+  const KeepAmxState keep;
   const auto* c = static_cast<const LayerCall*>(call);
   c->graph->attention_->attend(c->layer, static_cast<const float*>(node->src[0]->data),
                                static_cast<float*>(node->data), {index, count});
@@ -69,6 +74,22 @@ void StepGraph::widen_node(ggml_tensor* node, int index, int count, void* matrix
     widen_rows(part->type, part->data, m->columns, n * index / count, n * (index + 1) / count,
                node->type, to);
     to += node->nb[1] * static_cast<size_t>(n);
+  }
+}
+
+void StepGraph::round_node(ggml_tensor* node, int index, int count, void*) {
+  const int64_t n = ggml_nelements(node), first = n * index / count, last = n * (index + 1) / count;
+  round_to_bf16(static_cast<const float*>(node->src[0]->data) + first,
+                static_cast<uint16_t*>(node->data) + first, last - first);
+}
+
+void StepGraph::tile_node(ggml_tensor* node, int index, int, void* call) {
+  auto* c = static_cast<TileCall*>(call);
+  const auto* weights =
+      node->src[1] != nullptr ? static_cast<const uint16_t*>(node->src[1]->data) : nullptr;
+  if (!c->product->run(index, static_cast<const uint16_t*>(node->src[0]->data), weights,
+                       static_cast<float*>(node->data))) {
+    c->graph->failed_ = true;
   }
 }
 
@@ -120,18 +141,34 @@ std::vector<ggml_tensor*> StepGraph::product(Matrix& matrix, ggml_tensor* x) {
   ggml_context* c = context_.get();
   const WeightForm form = weights_.form(matrix, static_cast<int>(x->ne[1]));
   if (form == WeightForm::widened) return {ggml_mul_mat(c, matrix.widened, x)};
+  if (form == WeightForm::tiles) return {tile_product(matrix, x, nullptr)};
   if (form == WeightForm::scratch) {
-    ggml_build_forward_expand(graph_,
-                              x);  // x first, so that the scratch lives for its product only
+    // It takes x as an input only to come after it: the scratch then lives for its product alone.
     ggml_tensor* wide = ggml_custom_4d(c, weights_.wide_type(), matrix.columns, matrix.rows, 1, 1,
                                        &x, 1, widen_node, GGML_N_TASKS_MAX, &matrix);
-    return {ggml_mul_mat(c, wide, x)};
+    return {weights_.uses_tiles() ? tile_product(matrix, x, wide) : ggml_mul_mat(c, wide, x)};
   }
   std::vector<ggml_tensor*> out;
   for (ggml_tensor* weight : form == WeightForm::mapped ? matrix.parts : matrix.packed) {
     out.push_back(ggml_mul_mat(c, weight, x));
   }
   return out;
+}
+
+// scratch: the weights as plain bf16 rows; null where the matrix keeps them packed.
+ggml_tensor* StepGraph::tile_product(Matrix& matrix, ggml_tensor* x, ggml_tensor* scratch) {
+  ggml_context* c = context_.get();
+  const int64_t n = x->ne[1];
+  tiles_.push_back(std::make_unique<TileCall>());
+  tiles_.back()->graph = this;
+  tiles_.back()->product =
+      std::make_unique<Bf16Product>(matrix.columns, matrix.rows, n, cpu_.n_threads(),
+                                    scratch == nullptr ? matrix.tiles.get() : nullptr);
+  ggml_tensor* rounded = ggml_custom_4d(c, GGML_TYPE_BF16, matrix.columns, n, 1, 1, &x, 1,
+                                        round_node, GGML_N_TASKS_MAX, nullptr);
+  ggml_tensor* inputs[] = {rounded, scratch};
+  return ggml_custom_4d(c, GGML_TYPE_F32, matrix.rows, n, 1, 1, inputs, scratch == nullptr ? 1 : 2,
+                        tile_node, GGML_N_TASKS_MAX, tiles_.back().get());
 }
 
 StepGraph::Heads StepGraph::heads(LayerWeights& w, ggml_tensor* x) {

@@ -4,6 +4,8 @@
 
 #include <ggml-alloc.h>
 
+#include <atomic>
+#include <memory>
 #include <vector>
 
 #include "kvist/model/attention.h"
@@ -46,6 +48,13 @@ class StepGraph {
   };
   static void append_node(ggml_tensor* node, int index, int count, void* call);
   static void attend_node(ggml_tensor* node, int index, int count, void* call);
+  // A product on AMX tiles; weights are an input of the node unless they are packed.
+  struct TileCall {
+    StepGraph* graph;
+    std::unique_ptr<Bf16Product> product;
+  };
+  static void round_node(ggml_tensor* node, int index, int count, void* unused);
+  static void tile_node(ggml_tensor* node, int index, int count, void* call);
   static void widen_node(ggml_tensor* node, int index, int count, void* matrix);
 
   void build();
@@ -53,6 +62,7 @@ class StepGraph {
   ggml_tensor* norm(ggml_tensor* x, ggml_tensor* weight);
   // Products of the matrix with x [columns, n]: one stacked result, or one per part.
   std::vector<ggml_tensor*> product(Matrix& matrix, ggml_tensor* x);
+  ggml_tensor* tile_product(Matrix& matrix, ggml_tensor* x, ggml_tensor* scratch);
   Heads heads(LayerWeights& w, ggml_tensor* x);
   ggml_tensor* rope(ggml_tensor* x);
   ggml_tensor* attention(int i, const Heads& heads);
@@ -65,6 +75,8 @@ class StepGraph {
   StepShape shape_;
   Attention* attention_ = nullptr;  // of the step that runs
   std::vector<LayerCall> calls_;
+  std::vector<std::unique_ptr<TileCall>> tiles_;
+  std::atomic<bool> failed_ = false;  // a product of the step that runs
   ContextPtr context_;
   ggml_gallocr_t memory_ = nullptr;
   ggml_backend_graph_plan_t plan_ = nullptr;

@@ -77,7 +77,7 @@ struct Model::Impl {
     graphs.push_front(std::make_unique<StepGraph>(checked, weights, cpu, shape));
     const uint64_t after = weights.bytes().widened;
     if (after > before && log)
-      log(str("kept ", ggml_type_name(weights.wide_type()),
+      log(str("kept ", ggml_type_name(weights.wide_type()), weights.uses_tiles() ? " (AMX)" : "",
               " copies of weights for batches: ", (after - before) >> 20, " MiB"));
     return *graphs.front();
   }

@@ -39,6 +39,9 @@ bool bf16_dots_pay(const CpuBackend& cpu) {
   return cpu.has_feature("AVX512_BF16");
 }
 
+// Rounding f32 and f16 weights to bf16 would lose what the user chose to keep.
+bool stays_exact_enough(ggml_type type) { return type != GGML_TYPE_F32 && type != GGML_TYPE_F16; }
+
 // From this many rows on, a product pays for widening its matrix first.
 constexpr int kScratchRows = 32;
 
@@ -97,7 +100,6 @@ Matrix Weights::matrix(std::vector<const GgufTensor*> parts) {
   for (const GgufTensor* part : parts) {
     m.parts.push_back(part == model_.embed ? embed_ : map(part));
     m.rows += part->ne[1];
-    m.widening_pays |= widening_pays(part->type);
   }
   return m;
 }
@@ -129,14 +131,21 @@ std::vector<Matrix*> Weights::all_matrices() {
   return out;
 }
 
+// Whether a wide form of the matrix is faster than ggml's own product in batches.
+bool Weights::pays(const Matrix& matrix) const {
+  return std::any_of(matrix.parts.begin(), matrix.parts.end(), [&](const ggml_tensor* part) {
+    return tiles_ ? stays_exact_enough(part->type) : widening_pays(part->type);
+  });
+}
+
 void Weights::decide(BatchWeights wanted) {
-  wide_type_ = bf16_dots_pay(cpu_) ? GGML_TYPE_BF16 : GGML_TYPE_F32;
+  wide_type_ = tiles_ || bf16_dots_pay(cpu_) ? GGML_TYPE_BF16 : GGML_TYPE_F32;
   forced_ = wanted != BatchWeights::automatic;
   batch_ = wanted;
   if (forced_) return;
   uint64_t copy_bytes = 0;
   for (const Matrix* m : all_matrices()) {
-    if (m->widening_pays)
+    if (pays(*m))
       copy_bytes += static_cast<uint64_t>(m->rows * m->columns) * ggml_type_size(wide_type_);
   }
   batch_ = copy_bytes == 0                       ? BatchWeights::native
@@ -217,15 +226,16 @@ ggml_tensor* Weights::pack_tensors(const std::vector<ggml_tensor*>& parts) {
 WeightForm Weights::form(Matrix& matrix, int rows) {
   const bool packed = !matrix.packed.empty();
   if (rows == 1) return packed ? WeightForm::packed : WeightForm::mapped;
-  const bool wide = batch_ != BatchWeights::native && (forced_ || matrix.widening_pays);
-  const bool packed_batch = packed && matrix.packed_batches;
-  if (packed_batch && (!wide || rows <= kPackedRows)) return WeightForm::packed;
-  if (!wide) return WeightForm::mapped;
-  if (batch_ == BatchWeights::copy) {
-    if (matrix.widened == nullptr) widen(matrix);
-    return WeightForm::widened;
+  const WeightForm own = packed && matrix.packed_batches ? WeightForm::packed : WeightForm::mapped;
+  if (batch_ == BatchWeights::native || !(forced_ || pays(matrix))) return own;
+  if (batch_ == BatchWeights::scratch) return rows >= kScratchRows ? WeightForm::scratch : own;
+  if (tiles_) {
+    if (matrix.tiles == nullptr) make_tiles(matrix);
+    return WeightForm::tiles;
   }
-  return rows >= kScratchRows ? WeightForm::scratch : WeightForm::mapped;
+  if (own == WeightForm::packed && rows <= kPackedRows) return own;
+  if (matrix.widened == nullptr) widen(matrix);
+  return WeightForm::widened;
 }
 
 void Weights::widen(Matrix& m) {
@@ -238,15 +248,27 @@ void Weights::widen(Matrix& m) {
   }
   ggml_backend_tensor_alloc(owned_.back().get(), m.widened,
                             ggml_backend_buffer_get_base(owned_.back().get()));
+  widen_to(m, m.widened->data);
   bytes_.widened += ggml_nbytes(m.widened);
+}
+
+void Weights::make_tiles(Matrix& m) {
+  Buffer<uint16_t> plain(static_cast<size_t>(m.rows * m.columns));
+  widen_to(m, plain.data());
+  m.tiles = std::make_unique<PackedBf16>(pack_bf16(plain.data(), m.columns, m.rows));
+  bytes_.widened += m.tiles->data.allocated_bytes();
+}
+
+// All parts, one under the other, in the wide type.
+void Weights::widen_to(const Matrix& m, void* to) const {
   const int count = cpu_.n_threads();
   const auto share = [&](int index) {
-    char* to = static_cast<char*>(m.widened->data);
+    char* at = static_cast<char*>(to);
     for (const ggml_tensor* part : m.parts) {
       const int64_t n = part->ne[1];
       widen_rows(part->type, part->data, m.columns, n * index / count, n * (index + 1) / count,
-                 wide_type_, to);
-      to += ggml_row_size(wide_type_, m.columns) * static_cast<size_t>(n);
+                 wide_type_, at);
+      at += ggml_row_size(wide_type_, m.columns) * static_cast<size_t>(n);
     }
   };
   std::vector<std::jthread> helpers;

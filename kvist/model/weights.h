@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "kvist/model/bf16_product.h"
 #include "kvist/model/cpu_backend.h"
 #include "kvist/model/gguf_check.h"
 #include "kvist/model/model.h"
@@ -18,7 +19,8 @@ enum class WeightForm {
   mapped,   // as the file has it
   packed,   // repacked
   scratch,  // widened inside the graph, forgotten after the product
-  widened   // a kept wide copy
+  widened,  // a kept wide copy
+  tiles     // a kept bf16 copy in the layout of AMX products
 };
 
 // One or more matrices of the file that multiply the same input, stacked along their output rows:
@@ -28,10 +30,10 @@ struct Matrix {
   std::vector<ggml_tensor*> parts;  // mapped; [columns, rows of the part]
   std::vector<ggml_tensor*>
       packed;  // empty, or one stacked tensor, or one per part (mapped where it cannot be packed)
-  bool packed_batches = false;     // whether `packed` can multiply several rows at once
-  ggml_tensor* widened = nullptr;  // bf16 or f32, stacked; null until made
+  bool packed_batches = false;        // whether `packed` can multiply several rows at once
+  ggml_tensor* widened = nullptr;     // bf16 or f32, stacked; null until made
+  std::unique_ptr<PackedBf16> tiles;  // bf16, stacked; null until made
   int64_t columns = 0, rows = 0;
-  bool widening_pays = false;  // in any part
 };
 
 struct LayerWeights {
@@ -61,6 +63,7 @@ class Weights {
   // one.
   WeightForm form(Matrix& matrix, int rows);
   ggml_type wide_type() const { return wide_type_; }  // of scratch and widened
+  bool uses_tiles() const { return tiles_; }          // wide products run on AMX tiles
   Model::WeightBytes bytes() const { return bytes_; }
 
  private:
@@ -73,7 +76,10 @@ class Weights {
   bool pack(Matrix& matrix);
   ggml_tensor* pack_tensors(const std::vector<ggml_tensor*>& parts);
   void decide(BatchWeights wanted);
+  bool pays(const Matrix& matrix) const;
   void widen(Matrix& matrix);
+  void widen_to(const Matrix& matrix, void* to) const;
+  void make_tiles(Matrix& matrix);
   std::vector<Matrix*> all_matrices();
 
   const GgufFile& file_;
@@ -84,6 +90,7 @@ class Weights {
   bool forced_ =
       false;  // the user asked for scratch or copy: types that need no help are widened too
   ggml_type wide_type_ = GGML_TYPE_BF16;
+  bool tiles_ = bf16_product_available();
   ContextPtr headers_;
   BackendBufferPtr mapped_;
   std::vector<BackendBufferPtr> owned_;

@@ -20,7 +20,8 @@ namespace {
 
 constexpr int64_t kBlock = 4096;  // a multiple of every block size of ggml
 
-// Round to nearest even; NaN stays NaN.
+}  // namespace
+
 KVIST_CLONES void round_to_bf16(const float* from, uint16_t* to, int64_t n) {
   for (int64_t i = 0; i < n; ++i) {
     const uint32_t u = std::bit_cast<uint32_t>(from[i]);
@@ -29,8 +30,6 @@ KVIST_CLONES void round_to_bf16(const float* from, uint16_t* to, int64_t n) {
     to[i] = static_cast<uint16_t>((u & 0x7FFFFFFFu) > 0x7F800000u ? nan : rounded);
   }
 }
-
-}  // namespace
 
 bool widening_pays(ggml_type type) {
   switch (type) {

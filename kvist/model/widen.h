@@ -19,6 +19,9 @@ bool widening_pays(ggml_type type);
 void widen_rows(ggml_type type, const void* from, int64_t columns, int64_t first, int64_t last,
                 ggml_type wide, void* to);
 
+// Round to nearest even; NaN stays NaN.
+void round_to_bf16(const float* from, uint16_t* to, int64_t n);
+
 // Rows of any type to f32.
 void to_f32(ggml_type type, const void* from, int64_t n, float* to);
 
