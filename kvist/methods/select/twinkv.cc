@@ -142,20 +142,22 @@ Selection select(const LayerInput& layer, const Config& config, bool explain, Tr
   Config needed = config;
   const bool decided =
       shares.slots() == 0 || (shares.slots() == shares.open() && !explain && trace == nullptr);
-  if (decided) {  // nothing competes: only the check for finite numbers is left
-    needed.score = Score::value;
+  if (decided) {  // nothing competes: what is left is the check for finite numbers, and an
+                  // explanation if asked for
+    if (!explain) needed.score = Score::value;
     needed.adapted = false;
     needed.replace_seed.reset();
   }
   Signals signals = measure(layer, shares, needed);
   const std::vector<int> u = quotas(signals, layer.kv_heads, shares, trace);
-  const std::vector<double> factors = discounts(decided ? 0 : layer.n_tokens, config.discount);
+  const std::vector<double> factors =
+      discounts(needed.score == Score::value ? 0 : layer.n_tokens, config.discount);
   Selection selection;
   for (int head = 0; head < layer.kv_heads; ++head) {
     const int slots = u[static_cast<size_t>(head)];
     selection.kept.push_back(
         with_protected(open_winners(layer, signals, head, slots, shares, needed, factors), shares));
-    if (explain && !decided) explain_head(signals, head, shares, config, factors, &selection);
+    if (explain) explain_head(signals, head, shares, config, factors, &selection);
     if (trace != nullptr && !decided) {
       const auto scores = open_scores(signals, head, shares, config, factors);
       trace->order.push_back(ranked_positions(ranking(scores, signals, head, shares, config)));

@@ -244,6 +244,19 @@ TEST(TwinKv, RatioZeroKeepsEverythingAlsoWhenExplained) {
   }
 }
 
+TEST(TwinKv, AnExplanationHasScoresAndCountsAlsoWhereOnlyProtectedTokensFit) {
+  TestLayer layer = TestLayer::random(100, 2, 2, 6, 32, 4);
+  ThreadPool pool(2);
+  const auto selector =
+      parse_spec("twinkv(ell=4)").make_selector();  // 50 kept: 4 sinks and 46 recent
+  const Selection plain = selector->select(layer.input(pool), false);
+  const Selection explained = selector->select(layer.input(pool), true);
+  EXPECT_EQ(plain.kept, explained.kept);
+  EXPECT_TRUE(plain.counts.empty());
+  EXPECT_EQ(explained.counts, select(layer, "twinkv(ratio=0.1,ell=4)").counts);
+  EXPECT_EQ(explained.scores, select(layer, "twinkv(ratio=0.1,ell=4)").scores);
+}
+
 TEST(TwinKv, OneTokenIsRefusedUnlessEmptyIsAllowed) {
   TestLayer layer = TestLayer::random(1, 2, 1, 4, 1, 2);
   try {
