@@ -4,6 +4,7 @@
 
 #include <CLI/Option.hpp>
 #include <CLI/Validators.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <limits>
 #include <string>
@@ -25,14 +26,28 @@ namespace {
 struct RunOptions {
   Inputs inputs;
   std::vector<std::string> questions;
-  std::string answer_prefix;
+  std::vector<std::string> answer_prefixes;  // none, one for all questions, or one each
   AnswerOptions answer;
   bool together = false, compare = false;
 };
 
+const std::string& prefix_of(const RunOptions& options, size_t question) {
+  static const std::string kNone;
+  if (options.answer_prefixes.empty()) return kNone;
+  return options.answer_prefixes[options.answer_prefixes.size() == 1 ? 0 : question];
+}
+
 void check(const RunOptions& options, const Context& context) {
   for (const std::string& question : options.questions) require_utf8(question, "--question");
-  require_utf8(options.answer_prefix, "--answer-prefix");
+  for (const std::string& prefix : options.answer_prefixes) {
+    require_utf8(prefix, "--answer-prefix");
+  }
+  const size_t n_prefixes = options.answer_prefixes.size(), n_questions = options.questions.size();
+  if (n_prefixes > 1 && n_prefixes != n_questions) {
+    throw Error(ErrorKind::invalid_argument,
+                str("--answer-prefix: ", n_prefixes, " were given for ", n_questions,
+                    " questions; expected one for all, or one each"));
+  }
   if (!options.questions.empty()) return;
   if (options.inputs.document == "-") {
     throw Error(ErrorKind::invalid_argument,
@@ -48,6 +63,14 @@ void check(const RunOptions& options, const Context& context) {
   }
 }
 
+// A question on one line, for people.
+std::string shown(const std::string& question) {
+  std::string line =
+      question.substr(std::min(question.find_first_not_of(" \t\r\n"), question.size()));
+  std::replace(line.begin(), line.end(), '\n', ' ');
+  return line;
+}
+
 void put(std::string_view text) {
   std::fwrite(text.data(), 1, text.size(), stdout);
   std::fflush(stdout);
@@ -57,15 +80,15 @@ void put(std::string_view text) {
 // model adds.
 void announce(const std::string& question, const std::string& prefix) {
   if (!is_terminal(STDERR_FILENO)) return;
-  std::fprintf(stderr, "%s\n%s", paint(2, Shade::strong, "> " + question).c_str(),
+  std::fprintf(stderr, "%s\n%s", paint(2, Shade::strong, "> " + shown(question)).c_str(),
                paint(2, Shade::dim, prefix).c_str());
   std::fflush(stderr);
 }
 
 std::vector<std::vector<int32_t>> question_ids(const Loaded& loaded, const RunOptions& options) {
   std::vector<std::vector<int32_t>> all;
-  for (const std::string& question : options.questions) {
-    all.push_back(loaded.prompt->question(question, options.answer_prefix));
+  for (size_t i = 0; i < options.questions.size(); ++i) {
+    all.push_back(loaded.prompt->question(options.questions[i], prefix_of(options, i)));
   }
   return all;
 }
@@ -82,7 +105,7 @@ Stage ask(Loaded& loaded, const RunOptions& options, const std::string& label, b
     stage.tok_s = together.total_tok_s;
   }
   for (size_t i = 0; i < ids.size() && !*options.answer.stop; ++i) {
-    if (stream) announce(options.questions[i], options.answer_prefix);
+    if (stream) announce(options.questions[i], prefix_of(options, i));
     if (!options.together) {
       stage.answers.push_back(answer_one(*loaded.session, *loaded.tokenizer, ids[i], options.answer,
                                          stream ? OnPiece(put) : OnPiece()));
@@ -97,15 +120,15 @@ Stage ask(Loaded& loaded, const RunOptions& options, const std::string& label, b
   return stage;
 }
 
-void print_side_by_side(const Report& report, const std::string& prefix) {
+void print_side_by_side(const Report& report, const RunOptions& options) {
   const int width =
       std::max(display_width(report.uncompressed->label), display_width(report.stage.label));
   for (size_t i = 0; i < report.stage.answers.size(); ++i) {
-    put(paint(1, Shade::strong, report.stage.answers[i].question) + "\n");
+    put(paint(1, Shade::strong, shown(report.stage.answers[i].question)) + "\n");
     for (const Stage* stage : {&*report.uncompressed, &report.stage}) {
       const std::string pad(static_cast<size_t>(width - display_width(stage->label)), ' ');
-      put(str("  ", paint(1, Shade::dim, stage->label + pad), "  ", prefix, stage->answers[i].text,
-              "\n"));
+      put(str("  ", paint(1, Shade::dim, stage->label + pad), "  ", prefix_of(options, i),
+              stage->answers[i].text, "\n"));
     }
   }
 }
@@ -123,7 +146,7 @@ int run(RunOptions options, const Context& context) {
   if (stop) return kInterrupted;
   compress(loaded, selector.get(), nullptr, &report.timings);
   report.kept = kept_counts(loaded.session->prefix());
-  if (options.questions.empty()) return chat(loaded, options.answer, options.answer_prefix);
+  if (options.questions.empty()) return chat(loaded, options.answer, prefix_of(options, 0));
   report.stage = ask(loaded, options, loaded.spec.none() ? "none" : loaded.spec.text,
                      !compare && !context.json);
   if (stop) return kInterrupted;
@@ -131,7 +154,7 @@ int run(RunOptions options, const Context& context) {
     put(to_json(loaded, context, report).dump(2) + "\n");
     return kDone;
   }
-  if (compare) print_side_by_side(report, options.answer_prefix);
+  if (compare) print_side_by_side(report, options);
   std::fprintf(stderr, "\n%s", summary(loaded, report).c_str());
   return kDone;
 }
@@ -143,8 +166,10 @@ Action add(CLI::App& app) {
                  "asked of the document; may be given more than once")
       ->type_name("TEXT")
       ->allow_extra_args(false);
-  app.add_option("--answer-prefix", options->answer_prefix, "how every answer begins")
-      ->type_name("TEXT");
+  app.add_option("--answer-prefix", options->answer_prefixes,
+                 "how answers begin: given once for all questions, or once for each")
+      ->type_name("TEXT")
+      ->allow_extra_args(false);
   app.add_option("-n,--n-predict", options->answer.limit, "most tokens of an answer")
       ->check(CLI::Range(1, std::numeric_limits<int>::max()))
       ->capture_default_str();
