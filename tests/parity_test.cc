@@ -14,21 +14,24 @@
 namespace kvist::testing {
 namespace {
 
+// Tokens at the start whose logits are not compared: they go in as a document does, as one batch.
+constexpr size_t kUnseen = 16;
+
 struct Agreement {
   double kl = 0;        // mean over positions, KL(judge || run)
   double same_top = 0;  // share of positions with the judge's most likely token
 };
 
-// Logits after every token of the last `tail` prompt tokens and of `continuation` fed one by one.
+// Logits after every prompt token but the first kUnseen, and after each of `continuation`, fed one by one.
 std::vector<float> ours(const std::string& path, std::span<const int32_t> prompt,
                         std::span<const int32_t> continuation, const ModelOptions& options,
                         const SessionOptions& how) {
   const auto model = Model::load(path, options);
   ThreadPool pool(options.n_threads);
   Session session(*model, pool, how);
-  session.prefill(prompt.first(1), nullptr);
+  session.prefill(prompt.first(kUnseen), nullptr);
   const int sequence = session.open();
-  std::vector<float> logits = session.extend_all(sequence, prompt.subspan(1));
+  std::vector<float> logits = session.extend_all(sequence, prompt.subspan(kUnseen));
   std::vector<float> step;
   for (int32_t token : continuation) {
     session.decode({&sequence, 1}, {&token, 1}, &step);
@@ -44,8 +47,8 @@ std::vector<float> libllama(const std::string& path, std::span<const int32_t> pr
   options.context = static_cast<int>(prompt.size() + continuation.size()) + 64;
   options.extra_buffers = extra_buffers;
   LlamaPeer peer(path, options);
-  peer.prefill(prompt.first(1));
-  std::vector<float> logits = peer.prefill_all(prompt.subspan(1));
+  peer.prefill(prompt.first(kUnseen));
+  std::vector<float> logits = peer.prefill_all(prompt.subspan(kUnseen));
   std::vector<float> step;
   for (int32_t token : continuation) {
     peer.decode({&token, 1}, &step);
@@ -87,7 +90,7 @@ void compare(int n_prompt, const std::string& text) {
   defaults.n_threads = 2;
   const auto mine = ours(path, prompt, next, defaults, {});
   const auto plain = libllama(path, prompt, next, false);
-  const size_t rows = static_cast<size_t>(n_prompt) - 1;
+  const size_t rows = static_cast<size_t>(n_prompt) - kUnseen;
   const auto print = [&](const char* what, const std::vector<float>& run) {
     const Agreement p = agreement(judge, run, vocab, 0, rows),
                     d = agreement(judge, run, vocab, rows, rows + 64);
