@@ -3,6 +3,7 @@
 // them and the bf16 path.
 #include "kvist/kernels/attend.h"
 
+#undef HWY_WANT_AVX3_DL  // nothing here gains from it over avx3
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kvist/kernels/attend.cc"
 #include <hwy/foreach_target.h>

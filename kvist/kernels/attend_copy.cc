@@ -3,6 +3,7 @@
 // survivors.
 #include "kvist/kernels/attend.h"
 
+#undef HWY_WANT_AVX3_DL  // nothing here gains from it over avx3
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kvist/kernels/attend_copy.cc"
 #include <hwy/foreach_target.h>
