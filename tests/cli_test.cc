@@ -71,7 +71,8 @@ class Cli : public testing::Test {
 };
 
 TEST_F(Cli, NamesTheNearestFlagAndCommand) {
-  expect_refusal("run --methd none", 2, {"kvist run", "unknown option '--methd'", "'--method'"});
+  expect_refusal("run --methd none", 2,
+                 {"kvist run --help", "unknown option '--methd'", "'--method'"});
   expect_refusal("rum", 2, {"unknown command 'rum'", "'run'"});
   expect_refusal("inspect --zzzzzzzz -f x", 2, {"unknown option '--zzzzzzzz'"});
   expect_refusal("run -f x stray", 2, {"stray"});
@@ -99,7 +100,7 @@ TEST_F(Cli, SaysHowToGetAModel) {
 TEST_F(Cli, RefusesModelsThatAreNone) {
   expect_refusal("run -q x -m /nowhere/m.gguf " + with_document(), 1, {"/nowhere/m.gguf"});
   expect_refusal("run -q x " + with_model() + with_document(), 1, {"not_a_model.gguf"});
-  expect_refusal("run -q x -m '" + dir_.string() + "' " + with_document(), 1, {dir_.string()});
+  expect_refusal("run -q x -m '" + dir_.string() + "' " + with_document(), 2, {dir_.string()});
 }
 
 TEST_F(Cli, RefusesDocumentsThatAreNone) {
@@ -109,7 +110,7 @@ TEST_F(Cli, RefusesDocumentsThatAreNone) {
     expect_refusal("inspect " + with_model() + "-f '" + file + "'", code, parts);
   };
   refused(path("missing.txt"), 1, {"missing.txt", "no such document"});
-  refused(dir_.string(), 1, {dir_.string(), "directory"});
+  refused(dir_.string(), 2, {dir_.string(), "directory"});
   write("empty.txt", "");
   refused(path("empty.txt"), 2, {"empty.txt", "empty"});
   write("latin1.txt", "caf\xE9 au lait");

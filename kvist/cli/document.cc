@@ -40,7 +40,8 @@ std::string read_file(const std::string& path) {
     throw Error(ErrorKind::not_found, str(path, ": no such document"));
   }
   if (std::filesystem::is_directory(status)) {
-    throw Error(ErrorKind::io, str(path, ": is a directory; a document is one text file"));
+    throw Error(ErrorKind::invalid_argument,
+                str(path, ": is a directory; a document is one text file"));
   }
   const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"),
                                                              std::fclose);

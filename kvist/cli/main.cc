@@ -10,6 +10,7 @@
 #include <exception>
 #include <functional>
 #include <new>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -51,18 +52,29 @@ std::vector<std::string> flags_of(const CLI::App& app) {
   return flags;
 }
 
-// What was given and is not known, with the nearest known flag.
-std::string unknown_text(const CLI::App& app, const CLI::App* sub) {
-  const std::string where = sub ? str("kvist ", sub->get_name()) : std::string("kvist");
-  for (const std::string& word : app.remaining(true)) {
-    if (word.size() < 2 || word[0] != '-') continue;
-    const std::string flag = word.substr(0, word.find('='));
-    return str(where, ": unknown option '", flag, "'",
-               did_you_mean(flag, flags_of(sub ? *sub : app)), "; see ", where, " --help");
+// A flag among `rest` that no option has; the parser tells a missing option first, though it may be
+// just misspelt.
+std::optional<std::string> unknown_flag(const std::vector<std::string>& rest) {
+  for (const std::string& word : rest) {
+    if (word.size() > 1 && word[0] == '-') return word.substr(0, word.find('='));
   }
+  return std::nullopt;
+}
+
+// What is wrong with the command line, and where to read on.
+std::string wrong_usage(const CLI::App& app, const CLI::ParseError& error) {
+  const auto used = app.get_subcommands();
+  const CLI::App& at = used.empty() ? app : *used.front();
+  const std::string name = used.empty() ? "" : at.get_name() + ": ";
+  const std::string help = str("; see kvist ", used.empty() ? "" : at.get_name() + " ", "--help");
   const std::vector<std::string> rest = app.remaining(true);
-  return str(where, ": unexpected argument '", rest.empty() ? "" : rest.front(), "'; see ", where,
-             " --help");
+  if (const auto flag = unknown_flag(rest)) {
+    return str(name, "unknown option '", *flag, "'", did_you_mean(*flag, flags_of(at)), help);
+  }
+  if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr && !rest.empty()) {
+    return str(name, "unexpected argument '", rest.front(), "'", help);
+  }
+  return str(name, error.what(), help);
 }
 
 struct Row {
@@ -97,14 +109,9 @@ int run_program(int argc, char** argv) {
   }
   try {
     app.parse(argc, argv);
-  } catch (const CLI::ExtrasError&) {
-    const auto used = app.get_subcommands();
-    return complain(unknown_text(app, used.empty() ? nullptr : used.front()), kWrongUsage);
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
-    const auto used = app.get_subcommands();
-    const std::string where = used.empty() ? "kvist" : str("kvist ", used.front()->get_name());
-    return complain(str(where, ": ", error.what(), "; see ", where, " --help"), kWrongUsage);
+    return complain(wrong_usage(app, error), kWrongUsage);
   }
   for (const Row& row : rows) {
     if (!row.app->parsed()) continue;

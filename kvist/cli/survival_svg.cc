@@ -143,6 +143,7 @@ class Picture {
   static double row_height(int rows) {
     return std::clamp(std::floor(540.0 / std::max(1, rows)), 2.0, 14.0);
   }
+  double stroke_height() const { return row_height_ > 3 ? row_height_ - 0.5 : row_height_; }
   double layer_height() const { return s_.kv_heads() * row_height_ + layer_gap_; }
   double map_bottom() const { return kMapTop + s_.n_layers() * layer_height() - layer_gap_; }
   double x_of(double token) const { return kLeft + kPlotWidth * token / std::max(1, s_.n_tokens); }
@@ -202,10 +203,9 @@ class Picture {
                 top + (head + 0.5) * row_height_, &paths);
       }
     }
-    out +=
-        str("<g transform=\"translate(", num(kLeft), " 0) scale(",
-            fmt::format("{:.6f}", kPlotWidth / n_columns_), " 1)\" fill=\"none\" stroke-width=\"",
-            num(row_height_ > 3 ? row_height_ - 0.5 : row_height_), "\">\n");
+    out += str("<g transform=\"translate(", num(kLeft), " 0) scale(",
+               fmt::format("{:.6f}", kPlotWidth / n_columns_),
+               " 1)\" fill=\"none\" stroke-width=\"", num(stroke_height()), "\">\n");
     for (size_t level = 1; level < kLevels; ++level) {
       if (!paths[level].empty())
         out += str("<path stroke=\"", kShades[level], "\" d=\"", paths[level], "\"/>\n");
@@ -267,18 +267,23 @@ class Picture {
     return out;
   }
 
-  // Layer numbers at the left, the share each layer keeps at the right.
+  // Layer numbers at the left; at the right a bar a head, the share its layer keeps, and the mean
+  // of all as a line.
   std::string side() const {
     const double x = kLeft + kPlotWidth + kSideGap;
     const int step = layer_height() >= 11 ? 1 : layer_height() >= 6 ? 2 : 4;
     std::string out =
         label(kLeft - 8, map_bottom() + 21, "layer", {.size = 11, .fill = kFaint, .anchor = "end"});
-    out += label(x, kMapTop - 6, "kept in this layer", {.size = 11, .fill = kFaint});
+    out += label(x, kMapTop - 6, "kept: heads, layer", {.size = 11, .fill = kFaint});
     for (int layer = 0; layer < s_.n_layers(); ++layer) {
       const double top = kMapTop + layer * layer_height(), height = layer_height() - layer_gap_;
       const double share = s_.share_of_layer(layer);
-      out += rect(x, top, kSideWidth, height, kShades[0]) +
-             rect(x, top, kSideWidth * share, height, kShades[3]);
+      out += rect(x, top, kSideWidth, height, kShades[0]);
+      for (int head = 0; head < s_.kv_heads(); ++head) {
+        const size_t n = s_.kept[static_cast<size_t>(layer)][static_cast<size_t>(head)].size();
+        const double part = static_cast<double>(n) / std::max(1, s_.n_tokens);
+        out += rect(x, top + head * row_height_, kSideWidth * part, stroke_height(), kShades[3]);
+      }
       if (layer % step != 0) continue;
       const double middle = top + height / 2 + 3.5;
       out += label(kLeft - 8, middle, str(layer), {.size = 10, .fill = kFaint, .anchor = "end"});
