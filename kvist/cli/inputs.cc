@@ -48,7 +48,9 @@ void add_model_options(CLI::App& app, Inputs* inputs) {
       ->check(CLI::Range(1, 65536))
       ->capture_default_str();
   app.add_option("--precision", inputs->precision,
-                 "attention in float32, or with bf16 products where the CPU has them")
+                 "exact: attention and the products of decoding in about float32; fast: bf16 and "
+                 "8-bit products where "
+                 "they pay, still closer to float32 than libllama")
       ->check(CLI::IsMember({"exact", "fast"}))
       ->capture_default_str();
   app.add_flag("-v,--verbose", inputs->verbose,
@@ -84,6 +86,7 @@ ModelOptions model_options(const Inputs& inputs, const Context& context) {
   options.n_threads = context.threads;
   options.batch_weights = batch_weights_of(inputs.batch_weights);
   options.rope_scaling = inputs.rope_scaling;
+  options.exact_products = inputs.precision == "exact";
   if (inputs.verbose) {
     options.log = [](const std::string& line) {
       std::fprintf(stderr, "%s\n", paint(2, Shade::dim, line).c_str());

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "kvist/core/error.h"
+#include "kvist/model/activation.h"
 #include "kvist/model/amx_state.h"
 #include "kvist/model/widen.h"
 
@@ -83,6 +84,12 @@ void StepGraph::round_node(ggml_tensor* node, int index, int count, void*) {
                 static_cast<uint16_t*>(node->data) + first, last - first);
 }
 
+void StepGraph::split_node(ggml_tensor* node, int, int, void*) {
+  float* high = static_cast<float*>(node->data);
+  const int64_t n = node->ne[0];
+  split_activation(static_cast<const float*>(node->src[0]->data), n, high, high + n);
+}
+
 void StepGraph::tile_node(ggml_tensor* node, int index, int, void* call) {
   auto* c = static_cast<TileCall*>(call);
   const auto* weights =
@@ -149,6 +156,12 @@ std::vector<ggml_tensor*> StepGraph::product(Matrix& matrix, ggml_tensor* x) {
     return {weights_.uses_tiles() ? tile_product(matrix, x, wide) : ggml_mul_mat(c, wide, x)};
   }
   std::vector<ggml_tensor*> out;
+  if (form == WeightForm::packed_twice) {
+    ggml_tensor* halves =
+        ggml_custom_4d(c, GGML_TYPE_F32, x->ne[0], 2, 1, 1, &x, 1, split_node, 1, nullptr);
+    for (ggml_tensor* weight : matrix.packed) out.push_back(sum_of_halves(weight, halves));
+    return out;
+  }
   for (ggml_tensor* weight : form == WeightForm::mapped ? matrix.parts : matrix.packed) {
     out.push_back(ggml_mul_mat(c, weight, x));
   }
@@ -169,6 +182,16 @@ ggml_tensor* StepGraph::tile_product(Matrix& matrix, ggml_tensor* x, ggml_tensor
   ggml_tensor* inputs[] = {rounded, scratch};
   return ggml_custom_4d(c, GGML_TYPE_F32, matrix.rows, n, 1, 1, inputs, scratch == nullptr ? 1 : 2,
                         tile_node, GGML_N_TASKS_MAX, tiles_.back().get());
+}
+
+// One row in two halves, each multiplied by itself: ggml's code for one row needs no tiles.
+ggml_tensor* StepGraph::sum_of_halves(ggml_tensor* weight, ggml_tensor* halves) {
+  ggml_context* c = context_.get();
+  const int64_t n = weight->ne[0];
+  ggml_tensor* high = ggml_mul_mat(c, weight, ggml_view_2d(c, halves, n, 1, halves->nb[1], 0));
+  ggml_tensor* low =
+      ggml_mul_mat(c, weight, ggml_view_2d(c, halves, n, 1, halves->nb[1], halves->nb[1]));
+  return ggml_add(c, high, low);
 }
 
 StepGraph::Heads StepGraph::heads(LayerWeights& w, ggml_tensor* x) {

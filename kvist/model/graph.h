@@ -54,6 +54,7 @@ class StepGraph {
     std::unique_ptr<Bf16Product> product;
   };
   static void round_node(ggml_tensor* node, int index, int count, void* unused);
+  static void split_node(ggml_tensor* node, int index, int count, void*);
   static void tile_node(ggml_tensor* node, int index, int count, void* call);
   static void widen_node(ggml_tensor* node, int index, int count, void* matrix);
 
@@ -63,6 +64,7 @@ class StepGraph {
   // Products of the matrix with x [columns, n]: one stacked result, or one per part.
   std::vector<ggml_tensor*> product(Matrix& matrix, ggml_tensor* x);
   ggml_tensor* tile_product(Matrix& matrix, ggml_tensor* x, ggml_tensor* scratch);
+  ggml_tensor* sum_of_halves(ggml_tensor* weight, ggml_tensor* halves);
   Heads heads(LayerWeights& w, ggml_tensor* x);
   ggml_tensor* rope(ggml_tensor* x);
   ggml_tensor* attention(int i, const Heads& heads);

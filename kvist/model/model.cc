@@ -63,7 +63,7 @@ struct Model::Impl {
         checked(check_model(file, options.rope_scaling)),
         info(describe(file, checked)),
         cpu(options.n_threads),
-        weights(file, checked, cpu, options.batch_weights, log) {}
+        weights(file, checked, cpu, options) {}
 
   // The graph of a shape, from the most recently used ones or new.
   StepGraph& graph(StepShape shape) {

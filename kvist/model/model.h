@@ -38,6 +38,10 @@ enum class BatchWeights { native, scratch, copy, automatic };
 struct ModelOptions {
   int n_threads = 1;
   BatchWeights batch_weights = BatchWeights::automatic;
+  // Products of single rows with packed 4- and 8-bit weights: activations of 8 bits for all but the
+  // output head (false), or of about 16 bits for all (true), as the head always has them. libllama
+  // has 8 everywhere.
+  bool exact_products = false;
   std::string rope_scaling;  // "", "linear:2", "yarn:4": the user's way past the trained context
   std::function<void(const std::string&)> log;  // one line at a time; may be empty
 };

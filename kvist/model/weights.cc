@@ -48,8 +48,8 @@ constexpr int kScratchRows = 32;
 }  // namespace
 
 Weights::Weights(const GgufFile& file, const CheckedModel& model, const CpuBackend& cpu,
-                 BatchWeights batch, const Log& log)
-    : file_(file), model_(model), cpu_(cpu), log_(log) {
+                 const ModelOptions& options)
+    : file_(file), model_(model), cpu_(cpu), log_(options.log), exact_(options.exact_products) {
   const size_t n_headers = 64 + 40 * static_cast<size_t>(model.n_layers);
   headers_ = header_context(n_headers);
   mapped_.reset(
@@ -62,7 +62,7 @@ Weights::Weights(const GgufFile& file, const CheckedModel& model, const CpuBacke
     rope_freqs_ = joined_f32({model.rope_freqs}, {1}, model.rope_freqs->ne[0]);
   for (const LayerTensors& tensors : model.layers) load_layer(tensors);
   head_ = matrix({model.head});
-  decide(batch);
+  decide(options.batch_weights);
   pack_all();
 }
 
@@ -223,8 +223,18 @@ ggml_tensor* Weights::pack_tensors(const std::vector<ggml_tensor*>& parts) {
   return t;
 }
 
+bool Weights::rounds_by_32(const Matrix& matrix) {
+  return std::all_of(matrix.parts.begin(), matrix.parts.end(), [](const ggml_tensor* part) {
+    return part->type == GGML_TYPE_Q4_0 || part->type == GGML_TYPE_Q4_1 ||
+           part->type == GGML_TYPE_Q8_0;
+  });
+}
+
 WeightForm Weights::form(Matrix& matrix, int rows) {
   const bool packed = !matrix.packed.empty();
+  if (rows == 1 && packed && (exact_ || &matrix == &head_) && rounds_by_32(matrix)) {
+    return WeightForm::packed_twice;
+  }
   if (rows == 1) return packed ? WeightForm::packed : WeightForm::mapped;
   const WeightForm own = packed && matrix.packed_batches ? WeightForm::packed : WeightForm::mapped;
   if (batch_ == BatchWeights::native || !(forced_ || pays(matrix))) return own;

@@ -16,11 +16,12 @@ namespace kvist {
 
 // Which form of a matrix a graph uses.
 enum class WeightForm {
-  mapped,   // as the file has it
-  packed,   // repacked
-  scratch,  // widened inside the graph, forgotten after the product
-  widened,  // a kept wide copy
-  tiles     // a kept bf16 copy in the layout of AMX products
+  mapped,        // as the file has it
+  packed,        // repacked
+  packed_twice,  // repacked, for one row in two halves (see activation.h)
+  scratch,       // widened inside the graph, forgotten after the product
+  widened,       // a kept wide copy
+  tiles          // a kept bf16 copy in the layout of AMX products
 };
 
 // One or more matrices of the file that multiply the same input, stacked along their output rows:
@@ -51,7 +52,7 @@ class Weights {
  public:
   using Log = std::function<void(const std::string&)>;
   Weights(const GgufFile& file, const CheckedModel& model, const CpuBackend& cpu,
-          BatchWeights batch, const Log& log);
+          const ModelOptions& options);
 
   ggml_tensor* embed() const { return embed_; }
   ggml_tensor* output_norm() const { return output_norm_; }
@@ -77,6 +78,8 @@ class Weights {
   ggml_tensor* pack_tensors(const std::vector<ggml_tensor*>& parts);
   void decide(BatchWeights wanted);
   bool pays(const Matrix& matrix) const;
+  // Whether ggml rounds the activations of one-row products to 8 bits in blocks of 32.
+  static bool rounds_by_32(const Matrix& matrix);
   void widen(Matrix& matrix);
   void widen_to(const Matrix& matrix, void* to) const;
   void make_tiles(Matrix& matrix);
@@ -86,6 +89,7 @@ class Weights {
   const CheckedModel& model_;
   const CpuBackend& cpu_;
   Log log_;
+  bool exact_ = false;
   BatchWeights batch_ = BatchWeights::native;  // never automatic
   bool forced_ =
       false;  // the user asked for scratch or copy: types that need no help are widened too
