@@ -68,7 +68,7 @@ nlohmann::json to_json(const BenchRow& row) {
 
 struct Given {
   std::string model, document, peer;
-  bool quick = false;
+  bool quick = false, plain_llama = false;
   bool skip_attention = false;
   int repeats = 5;
 };
@@ -105,6 +105,7 @@ int run_bench(const Given& given, const Context& context) {
     mo.model = given.model;
     mo.document = given.document;
     mo.peer_file = given.peer;
+    mo.plain_llama = given.plain_llama;
     mo.repeats = given.quick ? 3 : given.repeats;
     mo.prompts = given.quick ? std::vector{2000} : std::vector{2000, 7800};
     mo.together_prompt = given.quick ? 2000 : 4000;
@@ -143,6 +144,9 @@ Action add_bench(CLI::App& app) {
                  "text to prefill, repeated where it is short (default: made-up prose)");
   app.add_option("--peer", given->peer,
                  "figures of another program: JSON lines from a script in bench/peers/");
+  app.add_flag(
+      "--plain-libllama", given->plain_llama,
+      "let libllama multiply by the weights as the file has them, not repacked (AMX, ...)");
   app.add_flag("--quick", given->quick, "fewer shapes and lengths: under two minutes");
   app.add_flag("--no-attention", given->skip_attention, "leave out the kernel rows");
   app.add_option("--repeat", given->repeats, "timings per figure; the median is shown")

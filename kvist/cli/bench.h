@@ -55,6 +55,7 @@ void bench_attention(const AttentionBenchOptions& options, ThreadPool& pool, con
 struct ModelBenchOptions {
   std::string model, document;  // document: path, "" for made-up prose
   std::vector<int> prompts;     // tokens
+  bool plain_llama = false;     // libllama without repacked weights
   int together_prompt = 0;      // tokens under 8 questions decoded together; 0: left out
   int repeats = 5;
   int decode_steps = 16;

@@ -262,7 +262,7 @@ void bench_model(const ModelBenchOptions& options, ThreadPool& pool, const RowSi
   po.context =
       std::min(po.context, std::max(info.context, options.together_prompt + kTogether * 128));
   po.n_sequences = kTogether;
-  po.extra_buffers = LlamaPeer::extra_buffers_work();
+  po.extra_buffers = !options.plain_llama && LlamaPeer::extra_buffers_work();
   bench.peer = std::make_unique<LlamaPeer>(options.model, po);
   (*about)["model"] = info.path;
   (*about)["model_hash"] = info.hash;
