@@ -48,6 +48,7 @@ Case make_case(int group, int head_dim, int n_tokens) {
 
 std::unique_ptr<PlainPrefix> make_prefix(const Case& c) {
   DenseLayer layer(c.shape);
+  layer.reserve(c.n_tokens);
   layer.resize(c.n_tokens);
   const int d = c.shape.head_dim;
   std::vector<float> k(static_cast<size_t>(kKvHeads) * d), v(k.size());

@@ -4,7 +4,7 @@
 
 It needs an environment of its own (the product depends on none of it):
     python3 -m venv build/peers && build/peers/bin/pip install openvino-genai
-    build/peers/bin/python bench/peers/openvino.py -m MODEL.gguf -f TEXT > build/openvino.jsonl
+    build/peers/bin/python bench/peers/peer_openvino.py -m MODEL.gguf -f TEXT > build/openvino.jsonl
     kvist bench -m MODEL.gguf -f TEXT --peer build/openvino.jsonl
 """
 import argparse
