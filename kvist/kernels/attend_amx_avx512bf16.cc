@@ -2,6 +2,7 @@
 // Attention of many rows on AMX tiles: products of 16 rows and 16 keys or channels at a time,
 // softmax of 16 rows at once. Nothing of the standard library is instantiated here: this file's
 // flags must not leak out.
+#include "kvist/kernels/amx_tiles-inl.h"
 #include "kvist/kernels/attend_internal.h"
 
 #if defined(__AVX512BF16__) && defined(__linux__)
@@ -60,18 +61,6 @@ size_t carve(std::byte* memory, const Shape& shape, Scratch* out) {
 // gcc's tile intrinsics do not say that they read memory: everything written so far is in memory
 // after this.
 inline void settle_memory(const void* p) { __asm__ volatile("" : : "r"(p) : "memory"); }
-
-// Eight full tiles: 0 to 3 sums, 4 and 5 rows of the left factor, 6 and 7 of the right.
-void configure_tiles() {
-  struct {
-    uint8_t palette = 1, start = 0, reserved[14] = {};
-    uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-  } config;
-  static_assert(sizeof(config) == 64);
-  settle_memory(&config);
-  _tile_loadconfig(&config);
-}
 
 // out [32 or 16][32] (+)= left [32 or 16][steps * 16 pairs] . right [steps * 16 pairs][32]; strides
 // in words of four bytes.
@@ -338,7 +327,7 @@ void attend_amx(const KvRun& run, int begin, int end, const float* q, int rows,
   const int used = (run.head_dim + 1) / 2;
   fill_zero(scratch.k + used * kBlock, (shape.pairs - used) * kBlock);
   load_state(state, rows, shape, scratch);
-  configure_tiles();
+  const TileScope tiles;
   switch (run.type) {
     case Scalar::f16:
       attend_typed<f16>(run, begin, end, rows, visible, scratch, shape);
@@ -350,7 +339,6 @@ void attend_amx(const KvRun& run, int begin, int end, const float* q, int rows,
       attend_typed<float>(run, begin, end, rows, visible, scratch, shape);
       break;
   }
-  _tile_release();
   store_state(scratch, rows, shape, state);
 }
 

@@ -2,6 +2,7 @@
 // Counts similar keys by bf16 products on AMX tiles: 32 x 32 pairs at a time, one pass over all
 // coordinates, compared while in cache. Nothing of the standard library is instantiated here: this
 // file's flags must not leak out.
+#include "kvist/kernels/amx_tiles-inl.h"
 #include "kvist/kernels/similar_internal.h"
 
 #if defined(__AVX512BF16__) && defined(__linux__)
@@ -19,18 +20,6 @@ constexpr int kTile = 16;  // rows of a tile, and its columns of four bytes
 
 // gcc's tile intrinsics do not say that they read and write memory.
 inline void settle_memory(const void* p) { __asm__ volatile("" : : "r"(p) : "memory"); }
-
-// Tiles 0 to 3 sums, 4 and 5 keys i, 6 and 7 keys j.
-void configure_tiles() {
-  struct {
-    uint8_t palette = 1, start = 0, reserved[14] = {};
-    uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-  } config;
-  static_assert(sizeof(config) == 64);
-  settle_memory(&config);
-  _tile_loadconfig(&config);
-}
 
 // out [32][32] = products of 32 rows with a panel.
 inline void multiply(const uint32_t* rows, const uint32_t* panel, int pairs, float* out) {
@@ -191,7 +180,7 @@ void count_block_amx(const Bf16Keys& p, int row_begin, int row_end, int panel_be
   // One block of products is read while the tiles work on the next.
   alignas(64) float products[2][kPanel * kPanel];
   int i_ready = -1, j_ready = 0, turn = 0;
-  configure_tiles();
+  const TileScope tiles;
   for (int i0 = row_begin; i0 < row_end; i0 += kPanel) {
     const uint32_t* rows = p.rows + static_cast<int64_t>(i0) * p.pairs;
     for (int b = panel_begin; b < panel_end; ++b) {
@@ -205,7 +194,6 @@ void count_block_amx(const Bf16Keys& p, int row_begin, int row_end, int panel_be
     }
   }
   if (i_ready >= 0) count_products(p, i_ready, j_ready, products[1 - turn], counts, stats);
-  _tile_release();
 }
 
 }  // namespace kvist::kernels::internal
