@@ -9,8 +9,12 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <initializer_list>
+#include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
+
+#include "support/embedded_model.h"
 
 namespace {
 
@@ -147,6 +151,83 @@ TEST_F(Cli, PinsTheInstructionSetItIsToldTo) {
   const Outcome wrong = kvist("--version", "KVIST_SIMD=quantum");
   EXPECT_EQ(wrong.code, 2);
   EXPECT_NE(wrong.err.find("quantum"), std::string::npos) << wrong.err;
+}
+
+// With the model that the set-up installs.
+class CliWithModel : public Cli {
+ protected:
+  void SetUp() override {
+    Cli::SetUp();
+    if (IsSkipped()) return;
+    model_ = kvist::testing::embedded_model();
+    if (model_.empty()) GTEST_SKIP() << "the embedded model is not installed: run tools/setup.sh";
+    std::string text;
+    for (int i = 0; i < 12; ++i)
+      text += "The grass is green. The sky is blue. The sun is yellow. Here we go. ";
+    write("facts.txt", text + "The special magic number is 58016. Remember it.\n");
+  }
+  std::string inputs() const { return "-m '" + model_ + "' -f '" + path("facts.txt") + "' "; }
+
+  std::string model_;
+};
+
+const char kAsk[] = "-q 'What is the special magic number?' ";
+
+TEST_F(CliWithModel, AnswersFromTheSamePrefixWhateverWasAskedBefore) {
+  const std::string questions = std::string(kAsk) + "-q 'What is green?' " + kAsk + "-n 12 --json";
+  const Outcome got = kvist("run " + inputs() + questions);
+  ASSERT_EQ(got.code, 0) << got.err;
+  const auto run = nlohmann::json::parse(got.out);
+  for (const char* key : {"model", "architecture", "n_prompt", "method", "ratio", "reference_bytes",
+                          "payload_bytes", "metadata_bytes", "allocated_bytes", "factor", "kept",
+                          "prefill_ms", "construct_ms", "answers", "peak_rss_bytes"}) {
+    EXPECT_TRUE(run.contains(key)) << key;
+  }
+  ASSERT_EQ(run["answers"].size(), 3u);
+  for (const char* key :
+       {"question", "text", "token_ids", "n_tokens", "first_token_ms", "decode_tok_s"}) {
+    EXPECT_TRUE(run["answers"][0].contains(key)) << key;
+  }
+  EXPECT_EQ(run["answers"][0]["token_ids"], run["answers"][2]["token_ids"]);
+  EXPECT_NE(run["answers"][0]["text"].get<std::string>().find("58016"), std::string::npos);
+  const int n = run["n_prompt"];
+  EXPECT_EQ(run["kept"].size(), 30u);
+  int kept = 0;
+  for (const int head : run["kept"][0]) kept += head;
+  EXPECT_EQ(kept, 3 * (n / 2));
+  EXPECT_EQ(run["payload_bytes"], 30 * kept * 2 * 64 * 2);
+  EXPECT_EQ(run["reference_bytes"], 30 * 3 * n * 2 * 64 * 2);
+}
+
+TEST_F(CliWithModel, StreamsOnlyTheAnswerToStdout) {
+  const Outcome got = kvist("run " + inputs() + kAsk + "-n 12 --method none");
+  ASSERT_EQ(got.code, 0) << got.err;
+  EXPECT_NE(got.out.find("58016"), std::string::npos) << got.out;
+  EXPECT_EQ(got.out.find("payload"), std::string::npos);
+  EXPECT_EQ(got.out.find('\x1b'), std::string::npos);
+  EXPECT_NE(got.err.find("payload"), std::string::npos);
+}
+
+TEST_F(CliWithModel, DrawsWhatInspectPrints) {
+  const Outcome got = kvist("inspect " + inputs() + "--json --svg '" + path("p.svg") + "' --svg '" +
+                            path("p.html") + "'");
+  ASSERT_EQ(got.code, 0) << got.err;
+  const auto shown = nlohmann::json::parse(got.out);
+  EXPECT_EQ(shown["share"].size(), 30u);
+  EXPECT_EQ(shown["mean_count"].size(), 30u);
+  EXPECT_EQ(shown["position_share"].size(), shown["n_prompt"].get<size_t>());
+  EXPECT_TRUE(slurp(path("p.svg")).ends_with("</svg>\n"));
+  EXPECT_NE(slurp(path("p.html")).find("magic"), std::string::npos);
+}
+
+TEST_F(CliWithModel, RefusesAPromptBeyondTheContextWithBothNumbers) {
+  std::string text;
+  for (int i = 0; i < 9000; ++i) text += "word ";
+  write("long.txt", text);
+  const Outcome got = kvist("run -q x -m '" + model_ + "' -f '" + path("long.txt") + "'");
+  EXPECT_EQ(got.code, 2);
+  for (const char* part : {"90", "8192", "--rope-scaling"})
+    EXPECT_NE(got.err.find(part), std::string::npos) << got.err;
 }
 
 }  // namespace
