@@ -63,10 +63,9 @@ void check(const RunOptions& options, const Context& context) {
   }
 }
 
-// A question on one line, for people.
-std::string shown(const std::string& question) {
-  std::string line =
-      question.substr(std::min(question.find_first_not_of(" \t\r\n"), question.size()));
+// A text on one line, for people.
+std::string shown(const std::string& text) {
+  std::string line = text.substr(std::min(text.find_first_not_of(" \t\r\n"), text.size()));
   std::replace(line.begin(), line.end(), '\n', ' ');
   return line;
 }
@@ -127,8 +126,8 @@ void print_side_by_side(const Report& report, const RunOptions& options) {
     put(paint(1, Shade::strong, shown(report.stage.answers[i].question)) + "\n");
     for (const Stage* stage : {&*report.uncompressed, &report.stage}) {
       const std::string pad(static_cast<size_t>(width - display_width(stage->label)), ' ');
-      put(str("  ", paint(1, Shade::dim, stage->label + pad), "  ", prefix_of(options, i),
-              stage->answers[i].text, "\n"));
+      const std::string answer = shown(prefix_of(options, i) + stage->answers[i].text);
+      put(str("  ", paint(1, Shade::dim, stage->label + pad), "  ", answer, "\n"));
     }
   }
 }
