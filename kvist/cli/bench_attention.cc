@@ -173,7 +173,8 @@ void bench_one(int group, int head_dim, int n_tokens, int repeats, ThreadPool& p
   time_ours(c, *dense, pool, workspace, &out);
   require_close(out, want, 1e-5, str("attention/dense/", shape));
   time_flash(flash, c, &out);
-  require_close(out, want, 5e-3, str("ggml flash attention ", shape));
+  // Random values nearly cancel in the mean, which brings out the f16 sums of ggml.
+  require_close(out, want, 5e-2, str("ggml flash attention ", shape));
 
   struct Ragged {
     const char* name;
