@@ -242,7 +242,8 @@ std::vector<double> best_us(std::span<Graph* const> graphs, int layers) {
   return best;
 }
 
-// ggml sums values in f16: an error of about 1e-4 * sqrt(tokens) of an output that is a mean of that many.
+// ggml sums values in f16: an error of about 1e-4 * sqrt(tokens) of an output that is a mean of
+// that many.
 void decode(benchmark::State& state, Shape s) {
   const Data data(s);
   auto flash = flash_graph(s, data);

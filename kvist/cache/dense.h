@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// A store of one layer that grows token by token: every head holds every token. Prefill writes it; questions append to theirs.
+// A store of one layer that grows token by token: every head holds every token. Prefill writes it;
+// questions append to theirs.
 #pragma once
 
 #include <cstdint>
@@ -25,12 +26,14 @@ struct KvShape {
   }
 };
 
-// Keys in blocks of 64 tokens, [head_dim][64] each, values [tokens][head_dim]; one buffer a head for K, one for V.
-// Appending to different tokens from several threads at once is safe; growing is not.
+// Keys in blocks of 64 tokens, [head_dim][64] each, values [tokens][head_dim]; one buffer a head
+// for K, one for V. Appending to different tokens from several threads at once is safe; growing is
+// not.
 class DenseLayer {
  public:
   DenseLayer() = default;
-  explicit DenseLayer(const KvShape& shape) : shape_(shape), k_(shape.kv_heads), v_(shape.kv_heads) {}
+  explicit DenseLayer(const KvShape& shape)
+      : shape_(shape), k_(shape.kv_heads), v_(shape.kv_heads) {}
 
   // Room for n tokens in all, keeping what is stored. Grows by at least half, in whole blocks.
   void reserve(int n_tokens);

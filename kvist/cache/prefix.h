@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The contract of a compressed prefix: immutable once built, read by any number of questions, each with a private dense suffix.
+// The contract of a compressed prefix: immutable once built, read by any number of questions, each
+// with a private dense suffix.
 #pragma once
 
 #include <atomic>
@@ -16,8 +17,9 @@
 
 namespace kvist {
 
-// Query rows that share a suffix store: rows [row, row + n_rows) of the call, the tokens at the suffix indices
-// first_token, first_token + 1, ...: row i of them sees first_token + i + 1 suffix tokens.
+// Query rows that share a suffix store: rows [row, row + n_rows) of the call, the tokens at the
+// suffix indices first_token, first_token + 1, ...: row i of them sees first_token + i + 1 suffix
+// tokens.
 struct SuffixRows {
   const DenseLayer* store = nullptr;
   int row = 0;
@@ -25,7 +27,8 @@ struct SuffixRows {
   int first_token = 0;
 };
 
-// One attention of one layer. Every worker makes the call with the same arguments; when all have returned, out is complete.
+// One attention of one layer. Every worker makes the call with the same arguments; when all have
+// returned, out is complete.
 struct AttendCall {
   int layer = 0;
   const float* q = nullptr;  // [rows][heads][head_dim] f32 after RoPE
@@ -36,16 +39,19 @@ struct AttendCall {
   kernels::Precision precision = kernels::Precision::fast;
 };
 
-// Scratch and partial results of one AttendCall after another; sized before the workers start, so that they never allocate.
-// One workspace serves one call at a time: a barrier of the workers lies between two calls. The last worker to leave a call
-// makes the workspace ready for the next, so a step through all layers needs no single-threaded point.
+// Scratch and partial results of one AttendCall after another; sized before the workers start, so
+// that they never allocate. One workspace serves one call at a time: a barrier of the workers lies
+// between two calls. The last worker to leave a call makes the workspace ready for the next, so a
+// step through all layers needs no single-threaded point.
 class AttendWorkspace {
  public:
   AttendWorkspace();
   ~AttendWorkspace();
-  // Before the workers start on calls of up to n_rows rows over at most n_tokens tokens (prefix and suffix) a head.
+  // Before the workers start on calls of up to n_rows rows over at most n_tokens tokens (prefix and
+  // suffix) a head.
   void reserve(const KvShape& shape, int n_rows, int n_tokens, int n_workers);
-  // Forgets a call that was cut short; not needed after one that every worker finished. Not thread-safe.
+  // Forgets a call that was cut short; not needed after one that every worker finished. Not
+  // thread-safe.
   void begin();
 
   struct State;
@@ -56,7 +62,8 @@ class AttendWorkspace {
   std::unique_ptr<State> state_;
 };
 
-// The tokens every question sees. Calls on different layers, or with different workspaces, may run at once.
+// The tokens every question sees. Calls on different layers, or with different workspaces, may run
+// at once.
 class PrefixCache {
  public:
   virtual ~PrefixCache() = default;
@@ -68,18 +75,23 @@ class PrefixCache {
   virtual int longest_head() const = 0;
   virtual Bytes bytes(int layer) const = 0;
   Bytes bytes() const;
-  // Attention over prefix and suffix with one softmax; cooperative, same bytes for any number of workers.
-  virtual void attend(const AttendCall& call, AttendWorkspace& workspace, Worker worker) const noexcept = 0;
+  // Attention over prefix and suffix with one softmax; cooperative, same bytes for any number of
+  // workers.
+  virtual void attend(const AttendCall& call, AttendWorkspace& workspace,
+                      Worker worker) const noexcept = 0;
   // Positions kept by a head, ascending.
   virtual std::vector<int32_t> kept(int layer, int head) const = 0;
-  // Keys and values of a head as attention reads them, [kept][head_dim]: the oracle for every reader.
-  virtual void reconstruct(int layer, int head, std::vector<float>* k, std::vector<float>* v) const = 0;
+  // Keys and values of a head as attention reads them, [kept][head_dim]: the oracle for every
+  // reader.
+  virtual void reconstruct(int layer, int head, std::vector<float>* k,
+                           std::vector<float>* v) const = 0;
 };
 
-// Shared by every reader of plain runs: attention of call.q over prefix runs (one per KV head; n_tokens 0 where there is
-// none; all of a run is visible to all rows) and the suffixes. Work is cut at fixed segments of each head (512 tokens where
-// rows are few) and at fixed row tiles; partial softmaxes are merged in segment order.
-void attend_runs(std::span<const kernels::KvRun> prefix, const KvShape& shape, const AttendCall& call,
-                 AttendWorkspace& workspace, Worker worker) noexcept;
+// Shared by every reader of plain runs: attention of call.q over prefix runs (one per KV head;
+// n_tokens 0 where there is none; all of a run is visible to all rows) and the suffixes. Work is
+// cut at fixed segments of each head (512 tokens where rows are few) and at fixed row tiles;
+// partial softmaxes are merged in segment order.
+void attend_runs(std::span<const kernels::KvRun> prefix, const KvShape& shape,
+                 const AttendCall& call, AttendWorkspace& workspace, Worker worker) noexcept;
 
 }  // namespace kvist

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The prefix as plain numbers: per head its own length, contiguous, without padding or mask, survivors bit for bit.
+// The prefix as plain numbers: per head its own length, contiguous, without padding or mask,
+// survivors bit for bit.
 #pragma once
 
 #include <memory>
@@ -10,8 +11,9 @@
 
 namespace kvist {
 
-// One layer. K and V of all heads in two buffers; head h begins at offset[h] * head_dim numbers and holds b[h] tokens: keys in
-// blocks of 64 ([head_dim][64], the last one exactly as wide as what is left), values [b][head_dim].
+// One layer. K and V of all heads in two buffers; head h begins at offset[h] * head_dim numbers and
+// holds b[h] tokens: keys in blocks of 64 ([head_dim][64], the last one exactly as wide as what is
+// left), values [b][head_dim].
 class RaggedLayer {
  public:
   RaggedLayer() = default;
@@ -24,12 +26,13 @@ class RaggedLayer {
 
  private:
   KvShape shape_;
-  std::vector<int32_t> offset_;   // [kv_heads + 1] in tokens
+  std::vector<int32_t> offset_;  // [kv_heads + 1] in tokens
   Buffer<std::byte> k_, v_;
-  Buffer<int32_t> positions_;     // [sum b]
+  Buffer<int32_t> positions_;  // [sum b]
 };
 
-// A whole prefix in which a layer is either ragged or still as prefill left it (every token, in order).
+// A whole prefix in which a layer is either ragged or still as prefill left it (every token, in
+// order).
 class PlainPrefix final : public PrefixCache {
  public:
   // Takes the layers; all hold n_tokens tokens.
@@ -44,16 +47,18 @@ class PlainPrefix final : public PrefixCache {
   int longest_head() const override;
   Bytes bytes(int layer) const override;
   using PrefixCache::bytes;
-  void attend(const AttendCall& call, AttendWorkspace& workspace, Worker worker) const noexcept override;
+  void attend(const AttendCall& call, AttendWorkspace& workspace,
+              Worker worker) const noexcept override;
   std::vector<int32_t> kept(int layer, int head) const override;
-  void reconstruct(int layer, int head, std::vector<float>* k, std::vector<float>* v) const override;
+  void reconstruct(int layer, int head, std::vector<float>* k,
+                   std::vector<float>* v) const override;
 
  private:
   KvShape shape_;
   int n_tokens_;
-  std::vector<std::unique_ptr<DenseLayer>> dense_;   // [layers], null where ragged
-  std::vector<std::unique_ptr<RaggedLayer>> ragged_; // [layers], null where dense
-  std::vector<std::vector<kernels::KvRun>> runs_;    // [layers][kv_heads]
+  std::vector<std::unique_ptr<DenseLayer>> dense_;    // [layers], null where ragged
+  std::vector<std::unique_ptr<RaggedLayer>> ragged_;  // [layers], null where dense
+  std::vector<std::vector<kernels::KvRun>> runs_;     // [layers][kv_heads]
 };
 
 }  // namespace kvist

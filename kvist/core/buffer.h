@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Owning, 64-byte aligned, zero-filled memory whose true size is counted: what a cache says it holds, it holds.
+// Owning, 64-byte aligned, zero-filled memory whose true size is counted: what a cache says it
+// holds, it holds.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +10,8 @@
 
 namespace kvist {
 
-// All Buffers of the process together, in bytes as mapped or allocated. Safe to call from any thread.
+// All Buffers of the process together, in bytes as mapped or allocated. Safe to call from any
+// thread.
 struct BufferTotals {
   uint64_t live_bytes = 0;
   uint64_t peak_bytes = 0;
@@ -18,8 +20,9 @@ BufferTotals buffer_totals() noexcept;
 void reset_buffer_peak() noexcept;  // peak becomes what is live now
 
 namespace internal {
-// A block of at least `size` bytes. From 64 KiB up it is a mapping of its own, so freeing it returns the pages at once
-// and untouched pages cost nothing. Throws Error(exhausted) naming the size.
+// A block of at least `size` bytes. From 64 KiB up it is a mapping of its own, so freeing it
+// returns the pages at once and untouched pages cost nothing. Throws Error(exhausted) naming the
+// size.
 struct Block {
   void* data = nullptr;
   size_t allocated = 0;  // bytes really taken

@@ -9,13 +9,20 @@ namespace kvist {
 
 const char* name(ErrorKind kind) noexcept {
   switch (kind) {
-    case ErrorKind::invalid_argument: return "invalid_argument";
-    case ErrorKind::unsupported: return "unsupported";
-    case ErrorKind::not_found: return "not_found";
-    case ErrorKind::io: return "io";
-    case ErrorKind::corrupt: return "corrupt";
-    case ErrorKind::exhausted: return "exhausted";
-    case ErrorKind::interrupted: return "interrupted";
+    case ErrorKind::invalid_argument:
+      return "invalid_argument";
+    case ErrorKind::unsupported:
+      return "unsupported";
+    case ErrorKind::not_found:
+      return "not_found";
+    case ErrorKind::io:
+      return "io";
+    case ErrorKind::corrupt:
+      return "corrupt";
+    case ErrorKind::exhausted:
+      return "exhausted";
+    case ErrorKind::interrupted:
+      return "interrupted";
   }
   return "unknown";
 }
@@ -34,7 +41,8 @@ std::string quoted(std::string_view text) {
 }
 
 void assertion_failed(const char* condition, const char* file, int line) noexcept {
-  std::fprintf(stderr, "kvist: this is a bug in kvist: %s is false at %s:%d\n", condition, file, line);
+  std::fprintf(stderr, "kvist: this is a bug in kvist: %s is false at %s:%d\n", condition, file,
+               line);
   std::abort();
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The one exception type of kvist, how its messages are put together, and the assertion for our own mistakes.
+// The one exception type of kvist, how its messages are put together, and the assertion for our own
+// mistakes.
 #pragma once
 
 #include <fmt/format.h>
@@ -14,13 +15,21 @@
 namespace kvist {
 
 // What went wrong, as a front end needs it: an exit code, an HTTP status.
-enum class ErrorKind { invalid_argument, unsupported, not_found, io, corrupt, exhausted, interrupted };
+enum class ErrorKind {
+  invalid_argument,
+  unsupported,
+  not_found,
+  io,
+  corrupt,
+  exhausted,
+  interrupted
+};
 
 // "invalid_argument", "unsupported", ...
 const char* name(ErrorKind kind) noexcept;
 
-// Thrown at the edges (files, options, models, requests). The message names the thing, the place, what was found and
-// what was expected.
+// Thrown at the edges (files, options, models, requests). The message names the thing, the place,
+// what was found and what was expected.
 class Error : public std::exception {
  public:
   Error(ErrorKind kind, std::string message) : kind_(kind), message_(std::move(message)) {}
@@ -40,12 +49,14 @@ std::string str(const Args&... args) {
   return out;
 }
 
-// Text of a file or a user as it goes into a message: in single quotes, bytes outside printable ASCII escaped, cut at 64 bytes.
+// Text of a file or a user as it goes into a message: in single quotes, bytes outside printable
+// ASCII escaped, cut at 64 bytes.
 std::string quoted(std::string_view text);
 
 [[noreturn]] void assertion_failed(const char* condition, const char* file, int line) noexcept;
 
-// a * b, or Error(corrupt) naming `what` where it does not fit in 63 bits. For sizes read from files.
+// a * b, or Error(corrupt) naming `what` where it does not fit in 63 bits. For sizes read from
+// files.
 uint64_t checked_mul(uint64_t a, uint64_t b, const char* what);
 
 }  // namespace kvist

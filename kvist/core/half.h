@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The 16-bit floating point formats of stored keys and values, and exact or correctly rounded conversion, bit by bit.
+// The 16-bit floating point formats of stored keys and values, and exact or correctly rounded
+// conversion, bit by bit.
 #pragma once
 
 #include <bit>
@@ -7,7 +8,7 @@
 
 namespace kvist {
 
-struct f16 {   // IEEE binary16
+struct f16 {  // IEEE binary16
   uint16_t bits = 0;
 };
 struct bf16 {  // the upper half of a float

@@ -12,8 +12,10 @@ namespace {
 __extension__ using Wide = __int128;
 
 [[noreturn]] void refuse(std::string_view text) {
-  throw Error(ErrorKind::invalid_argument,
-              str("'", text, "' is not a ratio: write a decimal (0.7), a fraction (7/10) or a percentage (70%)"));
+  throw Error(
+      ErrorKind::invalid_argument,
+      str("'", text,
+          "' is not a ratio: write a decimal (0.7), a fraction (7/10) or a percentage (70%)"));
 }
 
 // Reads digits and at most one point into value * 10^-decimals.

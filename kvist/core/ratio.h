@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Exact fractions: "0.7", "7/10" and "70%" are the same ratio, and token counts derived from it never pass through a float.
+// Exact fractions: "0.7", "7/10" and "70%" are the same ratio, and token counts derived from it
+// never pass through a float.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +14,8 @@ struct Ratio {
   int64_t num = 0;
   int64_t den = 1;
 
-  // Accepts a decimal, a fraction or a percentage of at most 12 significant digits. Throws invalid_argument quoting
-  // `text` otherwise.
+  // Accepts a decimal, a fraction or a percentage of at most 12 significant digits. Throws
+  // invalid_argument quoting `text` otherwise.
   static Ratio parse(std::string_view text);
 
   Ratio complement() const { return {den - num, den}; }  // 1 - this

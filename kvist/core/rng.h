@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The one source of random numbers: splitmix64, streams named by (seed, layer, head, stream), the same on every machine.
+// The one source of random numbers: splitmix64, streams named by (seed, layer, head, stream), the
+// same on every machine.
 #pragma once
 
 #include <cstdint>
@@ -35,7 +36,7 @@ class Rng {
     return x % n;
   }
   double uniform() { return static_cast<double>(next() >> 11) * 0x1p-53; }  // [0, 1)
-  double gaussian();                                                       // mean 0, variance 1; Box-Muller
+  double gaussian();  // mean 0, variance 1; Box-Muller
 
  private:
   uint64_t state_;

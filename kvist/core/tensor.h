@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// A non-owning view of a strided array: a pointer, a shape and strides, outermost axis first. Goes by value.
+// A non-owning view of a strided array: a pointer, a shape and strides, outermost axis first. Goes
+// by value.
 #pragma once
 
 #include <array>
@@ -26,9 +27,7 @@ class TensorView {
   TensorView(T* data, std::array<int64_t, Rank> shape, std::array<int64_t, Rank> strides)
       : data_(data), shape_(shape), strides_(strides) {}
 
-  operator TensorView<const T, Rank>() const
-    requires(!std::is_const_v<T>)
-  {
+  operator TensorView<const T, Rank>() const requires(!std::is_const_v<T>) {
     return {data_, shape_, strides_};
   }
 
@@ -53,9 +52,7 @@ class TensorView {
   }
 
   // The view at `index` of the outermost axis.
-  TensorView<T, Rank - 1> operator[](int64_t index) const
-    requires(Rank > 1)
-  {
+  TensorView<T, Rank - 1> operator[](int64_t index) const requires(Rank > 1) {
     std::array<int64_t, Rank - 1> shape{}, strides{};
     for (int axis = 1; axis < Rank; ++axis) {
       shape[axis - 1] = shape_[axis];

@@ -30,7 +30,8 @@ struct ThreadPool::State {
 };
 
 ThreadPool::ThreadPool(int n_threads) : n_threads_(n_threads), state_(std::make_unique<State>()) {
-  if (n_threads < 1) throw Error(ErrorKind::invalid_argument, str("threads must be at least 1, got ", n_threads));
+  if (n_threads < 1)
+    throw Error(ErrorKind::invalid_argument, str("threads must be at least 1, got ", n_threads));
   for (int index = 1; index < n_threads; ++index) {
     state_->threads.emplace_back([this, index] {
       State& s = *state_;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// A fixed set of threads for loops over independent items. One pool is made in main and handed down.
+// A fixed set of threads for loops over independent items. One pool is made in main and handed
+// down.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +25,9 @@ class ThreadPool {
 
   int n_threads() const { return n_threads_; }
 
-  // Calls body(item) for every item in [0, n), in any order, and returns when all are done. The first exception is
-  // carried to the caller; items not yet begun are then skipped. Not reentrant: one caller at a time.
+  // Calls body(item) for every item in [0, n), in any order, and returns when all are done. The
+  // first exception is carried to the caller; items not yet begun are then skipped. Not reentrant:
+  // one caller at a time.
   void parallel_for(int64_t n, const std::function<void(int64_t)>& body);
 
   // Calls body once on each thread of the pool.

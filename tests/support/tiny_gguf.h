@@ -56,7 +56,7 @@ struct TinyModel {
       context = 512;
   ggml_type weights = GGML_TYPE_F32;
   bool tied = true;
-  bool rope_freqs = false;   // llama only
+  bool rope_freqs = false;        // llama only
   std::string rope_scaling = "";  // "", linear, yarn
   float rope_factor = 4;
   uint64_t seed = 1;
