@@ -68,11 +68,9 @@ struct Bench {
   std::vector<nlohmann::json> others;  // lines of the peer file
 
   void first_token(int n);
-  void decode(int n);
-  void together(int n);
-  double one_decode_ours(Session& session, std::span<const int> sequences,
-                         std::vector<int32_t>* last);
-  double one_decode_peer(std::vector<int32_t>* last);
+  void decode(int n, int n_sequences);
+  void report_decode(int n, int n_sequences, const std::string& variant, const Sample& ours,
+                     const Sample& theirs);
   void beside_others(const std::string& id, int n, const char* key, double value, double spread,
                      const char* unit, RatioKind kind, double target, bool questions);
 };
@@ -117,107 +115,77 @@ void Bench::first_token(int n) {
         "ms", "our prefill", ours.median() * 1e3, RatioKind::fraction, 0.08});
 }
 
-// Greedy steps of all sequences together; seconds in all.
-double Bench::one_decode_ours(Session& session, std::span<const int> sequences,
-                              std::vector<int32_t>* last) {
+// Seconds a step of `steps` greedy steps; step(last, &logits) runs one, and last [sequences] goes
+// on to the tokens it chose.
+template <typename Step>
+double seconds_a_step(int steps, std::vector<int32_t>* last, const Step& step) {
   std::vector<float> logits;
-  const std::vector<int32_t> ids(sequences.begin(), sequences.end());
-  return seconds_of([&] {
-    for (int step = 0; step < options.decode_steps; ++step) {
-      session.decode(ids, *last, &logits);
+  const double seconds = seconds_of([&] {
+    for (int i = 0; i < steps; ++i) {
+      step(*last, &logits);
       const size_t vocab = logits.size() / last->size();
-      for (size_t i = 0; i < last->size(); ++i)
-        (*last)[i] = best(std::span(logits).subspan(i * vocab, vocab));
+      for (size_t s = 0; s < last->size(); ++s)
+        (*last)[s] = best(std::span(logits).subspan(s * vocab, vocab));
     }
   });
+  return seconds / steps;
 }
 
-double Bench::one_decode_peer(std::vector<int32_t>* last) {
-  std::vector<float> logits;
-  return seconds_of([&] {
-    for (int step = 0; step < options.decode_steps; ++step) {
-      peer->decode(*last, &logits);
-      const size_t vocab = logits.size() / last->size();
-      for (size_t i = 0; i < last->size(); ++i)
-        (*last)[i] = best(std::span(logits).subspan(i * vocab, vocab));
-    }
-  });
-}
-
-void Bench::decode(int n) {
+// Decoding `n_sequences` continuations together over the first n tokens, uncompressed and then
+// compressed, each in turn with libllama.
+void Bench::decode(int n, int n_sequences) {
   const std::span<const int32_t> prompt(tokens.data(), n);
   peer->clear();
   const int32_t peer_first = best(peer->prefill(prompt));
-  struct Variant {
-    const char* name;
-    const char* spec;
-    double against_llama, against_other;
-  };
-  for (const Variant& v :
-       {Variant{"none", "none", 2.1, 1.5}, Variant{"twinkv0.75", "twinkv(ratio=0.75)", 3.0, 2.1}}) {
-    options.log(str("decode at ", n, ", ", v.name));
-    const auto selector = parse_spec(v.spec).make_selector();
-    Session session(*model, pool, {});
-    const int32_t first = best(session.prefill(prompt, selector.get()));
-    if (selector) session.compress(*selector);
-    const int sequence = session.open();
-    std::vector<int32_t> ours_last{first}, theirs_last{peer_first};
-    one_decode_ours(session, {&sequence, 1}, &ours_last);  // warm
+  if (n_sequences > 1) peer->share_prefix();
+  const Spec compressed = parse_spec("twinkv(ratio=0.75)");
+  const auto selector = compressed.make_selector();
+  Session session(*model, pool, {});
+  const int32_t first = best(session.prefill(prompt, selector.get()));
+  for (const char* variant : {"none", "twinkv0.75"}) {
+    const bool whole = std::string_view(variant) == "none";
+    options.log(str("decoding ", n_sequences, " over ", n, ", ", variant));
+    if (!whole) session.compress(*selector);
+    std::vector<int32_t> sequences, ours_last, theirs_last;
+    for (int i = 0; i < n_sequences; ++i) {
+      sequences.push_back(session.open());
+      ours_last.push_back(first + i);  // different continuations
+      theirs_last.push_back(peer_first + i);
+    }
+    const auto step_ours = [&](const std::vector<int32_t>& last, std::vector<float>* logits) {
+      session.decode(sequences, last, logits);
+    };
+    const auto step_theirs = [&](const std::vector<int32_t>& last, std::vector<float>* logits) {
+      peer->decode(last, logits);
+    };
+    seconds_a_step(options.decode_steps, &ours_last, step_ours);  // warm
     Sample ours, theirs;
     for (int r = 0; r < options.repeats; ++r) {
-      ours.seconds.push_back(one_decode_ours(session, {&sequence, 1}, &ours_last) /
-                             options.decode_steps);
-      theirs.seconds.push_back(one_decode_peer(&theirs_last) / options.decode_steps);
+      ours.seconds.push_back(seconds_a_step(options.decode_steps, &ours_last, step_ours));
+      theirs.seconds.push_back(seconds_a_step(options.decode_steps, &theirs_last, step_theirs));
     }
-    const bool goal = n > 7000;
-    const std::string id = str("decode/", length_name(n), "/", v.name);
-    sink({id + "/libllama", 1 / ours.median(), ours.spread(), "tok/s", "libllama",
-          1 / theirs.median(), RatioKind::rate,
-          goal ? std::optional(v.against_llama) : std::nullopt});
-    if (goal) {
-      beside_others(id, n, "decode_tok_s", 1 / ours.median(), ours.spread(), "tok/s",
-                    RatioKind::rate, v.against_other, false);
-    }
+    for (int32_t sequence : sequences) session.close(sequence);
+    report_decode(n, n_sequences, variant, ours, theirs);
   }
 }
 
-void Bench::together(int n) {
-  const std::span<const int32_t> prompt(tokens.data(), n);
-  peer->clear();
-  const int32_t peer_first = best(peer->prefill(prompt));
-  peer->share_prefix();
-  struct Variant {
-    const char* name;
-    const char* spec;
-    double against_llama, against_other;
+void Bench::report_decode(int n, int n_sequences, const std::string& variant, const Sample& ours,
+                          const Sample& theirs) {
+  struct Goal {
+    double libllama, other;
   };
-  for (const Variant& v :
-       {Variant{"none", "none", 3.5, 1.7}, Variant{"twinkv0.75", "twinkv(ratio=0.75)", 4.0, 2.0}}) {
-    options.log(str(kTogether, " questions over ", n, ", ", v.name));
-    const auto selector = parse_spec(v.spec).make_selector();
-    Session session(*model, pool, {});
-    const int32_t first = best(session.prefill(prompt, selector.get()));
-    if (selector) session.compress(*selector);
-    std::vector<int> sequences;
-    std::vector<int32_t> ours_last, theirs_last;
-    for (int i = 0; i < kTogether; ++i) {
-      sequences.push_back(session.open());
-      ours_last.push_back(first + i);  // eight different continuations
-      theirs_last.push_back(peer_first + i);
-    }
-    one_decode_ours(session, sequences, &ours_last);
-    Sample ours, theirs;
-    for (int r = 0; r < options.repeats; ++r) {
-      ours.seconds.push_back(one_decode_ours(session, sequences, &ours_last) /
-                             options.decode_steps);
-      theirs.seconds.push_back(one_decode_peer(&theirs_last) / options.decode_steps);
-    }
-    const std::string id = str("together8/", length_name(n), "/", v.name);
-    const double rate = kTogether / ours.median();
-    sink({id + "/libllama", rate, ours.spread(), "tok/s", "libllama", kTogether / theirs.median(),
-          RatioKind::rate, v.against_llama});
-    beside_others(id, n, "decode_tok_s_total", rate, ours.spread(), "tok/s", RatioKind::rate,
-                  v.against_other, true);
+  const bool whole = variant == "none", many = n_sequences > 1;
+  const Goal goal =
+      many ? (whole ? Goal{3.5, 1.7} : Goal{4.0, 2.0}) : (whole ? Goal{2.1, 1.5} : Goal{3.0, 2.1});
+  const bool judged = many || n > 7000;  // shorter single decodes are shown without a goal
+  const std::string id =
+      str(many ? str("together", n_sequences) : "decode", "/", length_name(n), "/", variant);
+  const double rate = n_sequences / ours.median();
+  sink({id + "/libllama", rate, ours.spread(), "tok/s", "libllama", n_sequences / theirs.median(),
+        RatioKind::rate, judged ? std::optional(goal.libllama) : std::nullopt});
+  if (judged) {
+    beside_others(id, n, many ? "decode_tok_s_total" : "decode_tok_s", rate, ours.spread(), "tok/s",
+                  RatioKind::rate, goal.other, many);
   }
 }
 
@@ -275,9 +243,9 @@ void bench_model(const ModelBenchOptions& options, ThreadPool& pool, const RowSi
   bench.peer->prefill(start);
   for (int n : options.prompts) {
     bench.first_token(n);
-    bench.decode(n);
+    bench.decode(n, 1);
   }
-  if (options.together_prompt > 0) bench.together(options.together_prompt);
+  if (options.together_prompt > 0) bench.decode(options.together_prompt, kTogether);
 }
 
 }  // namespace kvist

@@ -58,10 +58,6 @@ size_t carve(std::byte* memory, const Shape& shape, Scratch* out) {
   return at;
 }
 
-// gcc's tile intrinsics do not say that they read memory: everything written so far is in memory
-// after this.
-inline void settle_memory(const void* p) { __asm__ volatile("" : : "r"(p) : "memory"); }
-
 // out [32 or 16][32] (+)= left [32 or 16][steps * 16 pairs] . right [steps * 16 pairs][32]; strides
 // in words of four bytes.
 template <bool kTwo, bool kAdd>

@@ -18,9 +18,6 @@ namespace {
 
 constexpr int kTile = 16;  // rows of a tile, and its columns of four bytes
 
-// gcc's tile intrinsics do not say that they read and write memory.
-inline void settle_memory(const void* p) { __asm__ volatile("" : : "r"(p) : "memory"); }
-
 // out [32][32] = products of 32 rows with a panel.
 inline void multiply(const uint32_t* rows, const uint32_t* panel, int pairs, float* out) {
   const size_t row_bytes = 4 * static_cast<size_t>(pairs), panel_bytes = 4 * kPanel;

@@ -29,6 +29,18 @@ struct OptionSpec {
   int64_t least = 0, most = INT64_MAX;
 };
 
+// How much a selector removes; every selector begins its options with these two (Options::removed).
+inline constexpr OptionSpec kRatioOption{.name = "ratio",
+                                         .kind = OptionSpec::Kind::ratio,
+                                         .fallback = "0.5",
+                                         .unit = "",
+                                         .help = "share of entries removed"};
+inline constexpr OptionSpec kKeepOption{.name = "keep",
+                                        .kind = OptionSpec::Kind::ratio,
+                                        .fallback = "0.5",
+                                        .unit = "",
+                                        .help = "1 - ratio; give one of the two"};
+
 // The options of one method as given, checked against its OptionSpecs.
 class Options {
  public:

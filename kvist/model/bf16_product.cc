@@ -4,7 +4,7 @@
 #include "kvist/model/bf16_product.h"
 
 #include "kvist/core/error.h"
-#include "kvist/model/amx_state.h"
+#include "kvist/core/amx_state.h"
 
 #ifdef KVIST_DNNL
 

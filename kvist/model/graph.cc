@@ -6,7 +6,6 @@
 
 #include "kvist/core/error.h"
 #include "kvist/model/activation.h"
-#include "kvist/model/amx_state.h"
 #include "kvist/model/widen.h"
 
 namespace kvist {
@@ -54,14 +53,12 @@ const float* StepGraph::run(const RowBatch& rows, const std::vector<int32_t>& wa
 }
 
 void StepGraph::append_node(ggml_tensor* node, int index, int count, void* call) {
-  const KeepAmxState keep;
   const auto* c = static_cast<const LayerCall*>(call);
   c->graph->attention_->append(c->layer, static_cast<const float*>(node->src[0]->data),
                                static_cast<const float*>(node->src[1]->data), {index, count});
 }
 
 void StepGraph::attend_node(ggml_tensor* node, int index, int count, void* call) {
-  const KeepAmxState keep;
   const auto* c = static_cast<const LayerCall*>(call);
   c->graph->attention_->attend(c->layer, static_cast<const float*>(node->src[0]->data),
                                static_cast<float*>(node->data), {index, count});

@@ -12,16 +12,8 @@ namespace {
 
 using Kind = OptionSpec::Kind;
 constexpr OptionSpec kOptions[] = {
-    {.name = "ratio",
-     .kind = Kind::ratio,
-     .fallback = "0.5",
-     .unit = "",
-     .help = "share of entries removed"},
-    {.name = "keep",
-     .kind = Kind::ratio,
-     .fallback = "0.5",
-     .unit = "",
-     .help = "1 - ratio; give one of the two"},
+    kRatioOption,
+    kKeepOption,
     {.name = "seed",
      .kind = Kind::integer,
      .fallback = "11",

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Keeps one library's AMX tile configuration through the calls of another on the same thread.
-#include "kvist/model/amx_state.h"
+#include "kvist/core/amx_state.h"
 
 #if defined(__x86_64__) && defined(__linux__)
 #include <cpuid.h>
@@ -30,9 +30,9 @@ KeepAmxState::KeepAmxState() noexcept {
 KeepAmxState::~KeepAmxState() {
   if (!amx_tiles_usable()) return;
   if (config_[0] == 0) {  // no palette: nothing was configured
-    __asm__ volatile("tilerelease");
+    __asm__ volatile("tilerelease" : : : "memory");
   } else {
-    __asm__ volatile("ldtilecfg %0" : : "m"(config_));
+    __asm__ volatile("ldtilecfg %0" : : "m"(config_) : "memory");
   }
 }
 
