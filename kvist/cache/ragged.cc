@@ -10,6 +10,8 @@
 namespace kvist {
 namespace {
 
+constexpr size_t kPart = 16 * kernels::kBlock;  // entries gathered at a time: whole blocks
+
 // Ascending and within [0, n_tokens).
 bool in_order(std::span<const int32_t> kept, int n_tokens) {
   for (size_t i = 0; i < kept.size(); ++i)
@@ -19,7 +21,8 @@ bool in_order(std::span<const int32_t> kept, int n_tokens) {
 
 }  // namespace
 
-RaggedLayer::RaggedLayer(const DenseLayer& dense, std::span<const std::vector<int32_t>> kept)
+RaggedLayer::RaggedLayer(const DenseLayer& dense, std::span<const std::vector<int32_t>> kept,
+                         ThreadPool* pool)
     : shape_(dense.shape()), offset_(1, 0) {
   KVIST_ASSERT(static_cast<int>(kept.size()) == shape_.kv_heads);
   for (const auto& head : kept) {
@@ -31,11 +34,27 @@ RaggedLayer::RaggedLayer(const DenseLayer& dense, std::span<const std::vector<in
   k_ = Buffer<std::byte>(total * row_bytes);
   v_ = Buffer<std::byte>(total * row_bytes);
   positions_ = Buffer<int32_t>(total);
+  struct Part {
+    size_t head, begin;
+  };
+  std::vector<Part> parts;
   for (size_t head = 0; head < kept.size(); ++head) {
-    const size_t at = static_cast<size_t>(offset_[head]);
-    kernels::gather(dense.run(static_cast<int>(head)), kept[head], k_.data() + at * row_bytes,
-                    v_.data() + at * row_bytes);
-    std::copy(kept[head].begin(), kept[head].end(), positions_.data() + at);
+    std::copy(kept[head].begin(), kept[head].end(), positions_.data() + offset_[head]);
+    for (size_t begin = 0; begin < kept[head].size(); begin += kPart)
+      parts.push_back({head, begin});
+  }
+  const auto gather_part = [&](int64_t i) {
+    const Part part = parts[static_cast<size_t>(i)];
+    const std::span<const int32_t> rest = std::span(kept[part.head]).subspan(part.begin);
+    const size_t at = (static_cast<size_t>(offset_[part.head]) + part.begin) * row_bytes;
+    kernels::gather(dense.run(static_cast<int>(part.head)),
+                    rest.first(std::min(kPart, rest.size())), k_.data() + at, v_.data() + at);
+  };
+  const auto n_parts = static_cast<int64_t>(parts.size());
+  if (pool != nullptr) {
+    pool->parallel_for(n_parts, gather_part);
+  } else {
+    for (int64_t i = 0; i < n_parts; ++i) gather_part(i);
   }
 }
 
@@ -76,10 +95,10 @@ PlainPrefix::PlainPrefix(const KvShape& shape, std::vector<DenseLayer> layers, i
   }
 }
 
-void PlainPrefix::select(int layer, std::span<const std::vector<int32_t>> kept) {
+void PlainPrefix::select(int layer, std::span<const std::vector<int32_t>> kept, ThreadPool* pool) {
   const size_t at = static_cast<size_t>(layer);
   KVIST_ASSERT(dense_[at] != nullptr);
-  ragged_[at] = std::make_unique<RaggedLayer>(*dense_[at], kept);
+  ragged_[at] = std::make_unique<RaggedLayer>(*dense_[at], kept, pool);
   for (int head = 0; head < shape_.kv_heads; ++head)
     runs_[at][static_cast<size_t>(head)] = ragged_[at]->run(head);
   dense_[at].reset();

@@ -17,8 +17,9 @@ namespace kvist {
 class RaggedLayer {
  public:
   RaggedLayer() = default;
-  // Gathers kept[h] (ascending positions) of `dense`.
-  RaggedLayer(const DenseLayer& dense, std::span<const std::vector<int32_t>> kept);
+  // Gathers kept[h] (ascending positions) of `dense`, on the threads of `pool` where there is one.
+  RaggedLayer(const DenseLayer& dense, std::span<const std::vector<int32_t>> kept,
+              ThreadPool* pool = nullptr);
 
   kernels::KvRun run(int head) const;
   std::span<const int32_t> positions(int head) const;
@@ -38,7 +39,7 @@ class PlainPrefix final : public PrefixCache {
   // Takes the layers; all hold n_tokens tokens.
   PlainPrefix(const KvShape& shape, std::vector<DenseLayer> layers, int n_tokens);
   // Replaces layer `layer` by the kept entries and frees its dense form.
-  void select(int layer, std::span<const std::vector<int32_t>> kept);
+  void select(int layer, std::span<const std::vector<int32_t>> kept, ThreadPool* pool = nullptr);
   const DenseLayer* dense(int layer) const;  // null once selected
 
   const KvShape& shape() const override { return shape_; }

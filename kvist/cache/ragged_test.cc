@@ -160,6 +160,23 @@ TEST(PlainPrefix, LedgerIsWhatTheAllocatorHolds) {
   EXPECT_EQ(buffer_totals().live_bytes, before);
 }
 
+TEST(PlainPrefix, GathersTheSameOnAnyNumberOfThreads) {
+  const KvShape shape{.kv_heads = 3, .heads = 3, .head_dim = 64, .type = Scalar::f16};
+  ThreadPool pool(3);
+  auto alone = make_prefix(shape, 1, 2500), together = make_prefix(shape, 1, 2500);
+  const auto kept = draw_kept(shape, 2500, 2, 9);
+  alone->select(0, kept);
+  together->select(0, kept, &pool);
+  for (int head = 0; head < shape.kv_heads; ++head) {
+    std::vector<float> k[2], v[2];
+    alone->reconstruct(0, head, &k[0], &v[0]);
+    together->reconstruct(0, head, &k[1], &v[1]);
+    EXPECT_EQ(k[0], k[1]);
+    EXPECT_EQ(v[0], v[1]);
+    EXPECT_EQ(together->kept(0, head), kept[static_cast<size_t>(head)]);
+  }
+}
+
 TEST(PlainPrefix, KeepingEverythingIsTheIdentity) {
   const KvShape shape{.kv_heads = 2, .heads = 6, .head_dim = 64, .type = Scalar::f16};
   for (int n : {1, 64, 129, 777}) {

@@ -188,7 +188,7 @@ void Session::compress(Selector& selector, Explanation* explain,
   }
   // Nothing was changed so far; from here on only memory can fail, and each layer's dense form goes
   // before the next is gathered.
-  for (int layer = 0; layer < info.n_layers; ++layer) s.prefix->select(layer, kept[layer]);
+  for (int layer = 0; layer < info.n_layers; ++layer) s.prefix->select(layer, kept[layer], &s.pool);
   s.window = {};
 }
 

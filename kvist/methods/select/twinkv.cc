@@ -153,10 +153,13 @@ Selection select(const LayerInput& layer, const Config& config, bool explain, Tr
   const std::vector<double> factors =
       discounts(needed.score == Score::value ? 0 : layer.n_tokens, config.discount);
   Selection selection;
+  selection.kept.resize(static_cast<size_t>(layer.kv_heads));
+  layer.pool->parallel_for(layer.kv_heads, [&](int64_t i) {
+    const int head = static_cast<int>(i), slots = u[static_cast<size_t>(i)];
+    selection.kept[static_cast<size_t>(i)] =
+        with_protected(open_winners(layer, signals, head, slots, shares, needed, factors), shares);
+  });
   for (int head = 0; head < layer.kv_heads; ++head) {
-    const int slots = u[static_cast<size_t>(head)];
-    selection.kept.push_back(
-        with_protected(open_winners(layer, signals, head, slots, shares, needed, factors), shares));
     if (explain) explain_head(signals, head, shares, config, factors, &selection);
     if (trace != nullptr && !decided) {
       const auto scores = open_scores(signals, head, shares, config, factors);
