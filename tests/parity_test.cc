@@ -30,7 +30,7 @@ std::vector<float> ours(const std::string& path, std::span<const int32_t> prompt
   const auto model = Model::load(path, options);
   ThreadPool pool(options.n_threads);
   Session session(*model, pool, how);
-  session.prefill(prompt.first(kUnseen), nullptr);
+  session.prefill(prompt.first(kUnseen));
   const int sequence = session.open();
   std::vector<float> logits = session.extend_all(sequence, prompt.subspan(kUnseen));
   std::vector<float> step;

@@ -66,7 +66,7 @@ TEST(Quality, TwinKvKeepsThePasskeyAndRandomEvictionLosesIt) {
     for (const std::string& spec : specs) {
       const auto selector = parse_spec(spec).make_selector();
       Session session(*model, pool, {});
-      session.prefill(ids, selector.get());
+      session.prefill(ids, selector ? selector->needs() : Selector::Needs{});
       const uint64_t before = session.prefix().bytes().payload;
       if (selector) session.compress(*selector);
       std::string text;
@@ -106,7 +106,7 @@ TEST(Quality, AQuestionNeverChangesThePrefix) {
   const Passkey row = make_passkey(60, 0.5, 5);
   const auto selector = parse_spec("twinkv(ratio=0.5)").make_selector();
   Session session(*model, pool, {});
-  session.prefill(context_ids(*tokenizer, row.context), selector.get());
+  session.prefill(context_ids(*tokenizer, row.context), selector->needs());
   session.compress(*selector);
   std::string first, other, last;
   const std::vector<float> a = ask(session, *tokenizer, row, &first);

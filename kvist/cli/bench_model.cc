@@ -97,7 +97,7 @@ void Bench::first_token(int n) {
     Session session(*model, pool, {});
     const auto selector = spec.make_selector();
     ours.seconds.push_back(
-        seconds_of([&] { first_ours = best(session.prefill(prompt, selector.get())); }));
+        seconds_of([&] { first_ours = best(session.prefill(prompt, selector->needs())); }));
     construct.seconds.push_back(seconds_of([&] { session.compress(*selector); }));
     peer->clear();
     theirs.seconds.push_back(seconds_of([&] { first_theirs = best(peer->prefill(prompt)); }));
@@ -141,7 +141,7 @@ void Bench::decode(int n, int n_sequences) {
   const Spec compressed = parse_spec("twinkv(ratio=0.75)");
   const auto selector = compressed.make_selector();
   Session session(*model, pool, {});
-  const int32_t first = best(session.prefill(prompt, selector.get()));
+  const int32_t first = best(session.prefill(prompt, selector->needs()));
   for (const char* variant : {"none", "twinkv0.75"}) {
     const bool whole = std::string_view(variant) == "none";
     options.log(str("decoding ", n_sequences, " over ", n, ", ", variant));
@@ -239,7 +239,7 @@ void bench_model(const ModelBenchOptions& options, ThreadPool& pool, const RowSi
   // Wide copies of weights are made at the first batch, once per process: not part of any figure.
   const std::span<const int32_t> start(bench.tokens.data(),
                                        std::min<size_t>(64, bench.tokens.size()));
-  Session(*bench.model, pool, {}).prefill(start, nullptr);
+  Session(*bench.model, pool, {}).prefill(start);
   bench.peer->prefill(start);
   for (int n : options.prompts) {
     bench.first_token(n);

@@ -123,7 +123,7 @@ void prefill(Loaded& loaded, const Selector* selector, Timings* timings) {
   ProgressBar bar("reading", false);
   const auto begin = Clock::now();
   loaded.session->prefill(
-      loaded.ids, selector,
+      loaded.ids, selector != nullptr ? selector->needs() : Selector::Needs{},
       [&](const Progress& p) { bar.update(p.done, p.total, p.seconds, "tokens"); },
       &watch_interrupt());
   timings->prefill_ms = ms_since(begin);

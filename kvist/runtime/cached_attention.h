@@ -29,6 +29,7 @@ class QueryWindow {
   void record(int layer, int position, const float* q) noexcept;
   TensorView<const float, 3> rows(int layer) const;  // [rows, heads, head_dim], oldest first
   int first_position() const { return first_; }
+  int size() const { return n_rows_; }  // rows; 0: nothing is recorded
 
  private:
   int heads_ = 0, head_dim_ = 0, first_ = 0, n_rows_ = 0;

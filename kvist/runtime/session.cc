@@ -109,7 +109,7 @@ Session::Session(Model& model, ThreadPool& pool, const SessionOptions& options)
 }
 Session::~Session() = default;
 
-std::vector<float> Session::prefill(std::span<const int32_t> tokens, const Selector* record,
+std::vector<float> Session::prefill(std::span<const int32_t> tokens, Selector::Needs needs,
                                     const std::function<void(const Progress&)>& on_progress,
                                     const std::atomic<bool>* stop) {
   Impl& s = *impl_;
@@ -126,7 +126,7 @@ std::vector<float> Session::prefill(std::span<const int32_t> tokens, const Selec
   s.sequences.clear();
   s.n_prompt = 0;
   s.window = {};
-  const int window = record != nullptr ? record->needs().window_queries : 0;
+  const int window = needs.window_queries;
   if (window > 0) s.window = QueryWindow(info.n_layers, info.heads, info.head_dim, n, window);
 
   LayerStores document = s.new_stores();
@@ -153,17 +153,12 @@ std::vector<float> Session::prefill(std::span<const int32_t> tokens, const Selec
   return logits;
 }
 
-void Session::compress(Selector& selector, Explanation* explain,
-                       const std::function<void(const Progress&)>& on_progress) {
+void Session::each_layer(const std::function<void(const LayerInput&)>& look,
+                         const std::function<void(const Progress&)>& on_progress) {
   Impl& s = *impl_;
   s.require_prefix();
-  if (!s.sequences.empty()) {
-    throw Error(ErrorKind::invalid_argument,
-                "questions are open: close them before the prefix is compressed");
-  }
   const ModelInfo& info = s.model.info();
   const auto start = Clock::now();
-  std::vector<std::vector<std::vector<int32_t>>> kept(info.n_layers);
   for (int layer = 0; layer < info.n_layers; ++layer) {
     const DenseLayer* dense = s.prefix->dense(layer);
     if (dense == nullptr)
@@ -178,17 +173,33 @@ void Session::compress(Selector& selector, Explanation* explain,
     input.head_dim = info.head_dim;
     input.keys = &keys;
     input.values = &values;
-    if (selector.needs().window_queries > 0) input.q = s.window.rows(layer);
+    if (s.window.size() > 0) input.q = s.window.rows(layer);
     input.logit_scale = info.logit_scale;
     input.pool = &s.pool;
-    Selection selection = selector.select(input, explain != nullptr);
-    kept[layer] = selection.kept;
-    if (explain != nullptr) explain->layers.push_back(std::move(selection));
+    look(input);
     if (on_progress) on_progress({layer + 1, info.n_layers, seconds_since(start)});
   }
+}
+
+void Session::compress(Selector& selector, Explanation* explain,
+                       const std::function<void(const Progress&)>& on_progress) {
+  Impl& s = *impl_;
+  if (!s.sequences.empty()) {
+    throw Error(ErrorKind::invalid_argument,
+                "questions are open: close them before the prefix is compressed");
+  }
+  std::vector<std::vector<std::vector<int32_t>>> kept;
+  each_layer(
+      [&](const LayerInput& input) {
+        Selection selection = selector.select(input, explain != nullptr);
+        kept.push_back(selection.kept);
+        if (explain != nullptr) explain->layers.push_back(std::move(selection));
+      },
+      on_progress);
   // Nothing was changed so far; from here on only memory can fail, and each layer's dense form goes
   // before the next is gathered.
-  for (int layer = 0; layer < info.n_layers; ++layer) s.prefix->select(layer, kept[layer], &s.pool);
+  for (size_t layer = 0; layer < kept.size(); ++layer)
+    s.prefix->select(static_cast<int>(layer), kept[layer], &s.pool);
   s.window = {};
 }
 

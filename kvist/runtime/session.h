@@ -35,14 +35,18 @@ class Session {
   Session(Model& model, ThreadPool& pool, const SessionOptions& options);
   ~Session();
 
-  // Runs the document through the model. `record` says what later compression will need (may be
-  // null). on_progress is called after each chunk; when *stop becomes true the session throws
+  // Runs the document through the model and records what later looks at its layers `need`.
+  // on_progress is called after each chunk; when *stop becomes true the session throws
   // Error(interrupted) at the next chunk boundary and holds nothing. Refuses a prompt longer than
   // the model's context, naming both. Leaves the uncompressed prefix in place and returns the
   // logits of the last token.
-  std::vector<float> prefill(std::span<const int32_t> tokens, const Selector* record,
+  std::vector<float> prefill(std::span<const int32_t> tokens, Selector::Needs needs = {},
                              const std::function<void(const Progress&)>& on_progress = {},
                              const std::atomic<bool>* stop = nullptr);
+
+  // Shows `look` every layer of the uncompressed prefix, in ascending order.
+  void each_layer(const std::function<void(const LayerInput&)>& look,
+                  const std::function<void(const Progress&)>& on_progress = {});
 
   struct Explanation {  // filled when asked for, per layer
     std::vector<Selection> layers;
