@@ -92,14 +92,7 @@ int run_bench(const Given& given, const Context& context) {
   about["simd"] = kernels::current_target();
   about["ggml"] = Model::ggml_version_text();
 
-  if (!given.skip_attention) {
-    AttentionBenchOptions ao;
-    ao.groups = given.quick ? std::vector{3} : std::vector{3, 4, 7};
-    ao.head_dims = given.quick ? std::vector{64} : std::vector{64, 128};
-    ao.lengths = given.quick ? std::vector{2048, 8192} : std::vector{2048, 8192, 32768};
-    ao.repeats = std::max(5, given.repeats);
-    bench_attention(ao, *context.pool, sink);
-  }
+  // The model first: what is wrong with it, its document or the peer file is told at once.
   if (!given.model.empty()) {
     ModelBenchOptions mo;
     mo.model = given.model;
@@ -113,6 +106,14 @@ int run_bench(const Given& given, const Context& context) {
       if (live) std::fprintf(stderr, "  %s\n", line.c_str());
     };
     bench_model(mo, *context.pool, sink, &about);
+  }
+  if (!given.skip_attention) {
+    AttentionBenchOptions ao;
+    ao.groups = given.quick ? std::vector{3} : std::vector{3, 4, 7};
+    ao.head_dims = given.quick ? std::vector{64} : std::vector{64, 128};
+    ao.lengths = given.quick ? std::vector{2048, 8192} : std::vector{2048, 8192, 32768};
+    ao.repeats = std::max(5, given.repeats);
+    bench_attention(ao, *context.pool, sink);
   }
   if (context.json) {
     nlohmann::json out = about;
