@@ -86,7 +86,10 @@ void CachedAttention::append(int layer, const float* k, const float* v, Worker w
   for (size_t i = 0; i < sequences_.size(); ++i) {
     const SequenceRows& s = sequences_[i];
     DenseLayer& store = (*s.stores)[layer];
-    for (int r = worker.index; r < s.n_rows; r += worker.count) {
+    // Whole blocks of keys to one worker each: adjacent tokens share cache lines.
+    const int step = s.n_rows >= kernels::kBlock ? kernels::kBlock : 1;
+    for (int r = 0; r < s.n_rows; ++r) {
+      if ((first_token_[i] + r) / step % worker.count != worker.index) continue;
       const size_t row = static_cast<size_t>(s.row + r) * width;
       store.write(first_token_[i] + r, k + row, v + row);
     }
