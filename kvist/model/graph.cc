@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "kvist/core/error.h"
+#include "kvist/core/known_barrier.h"
 #include "kvist/model/activation.h"
 #include "kvist/model/widen.h"
 
@@ -41,7 +42,9 @@ const float* StepGraph::run(const RowBatch& rows, const std::vector<int32_t>& wa
     std::memcpy(wanted_->data, wanted.data(), wanted.size() * sizeof(int32_t));
   attention_ = &attention;
   failed_ = false;
+  { const KnownBarrier start; }
   const ggml_status status = ggml_backend_graph_plan_compute(cpu_.backend(), plan_);
+  { const KnownBarrier end; }
   attention_ = nullptr;
   if (status != GGML_STATUS_SUCCESS) {
     throw Error(ErrorKind::exhausted,
@@ -53,18 +56,21 @@ const float* StepGraph::run(const RowBatch& rows, const std::vector<int32_t>& wa
 }
 
 void StepGraph::append_node(ggml_tensor* node, int index, int count, void* call) {
+  const KnownBarrier between_nodes;
   const auto* c = static_cast<const LayerCall*>(call);
   c->graph->attention_->append(c->layer, static_cast<const float*>(node->src[0]->data),
                                static_cast<const float*>(node->src[1]->data), {index, count});
 }
 
 void StepGraph::attend_node(ggml_tensor* node, int index, int count, void* call) {
+  const KnownBarrier between_nodes;
   const auto* c = static_cast<const LayerCall*>(call);
   c->graph->attention_->attend(c->layer, static_cast<const float*>(node->src[0]->data),
                                static_cast<float*>(node->data), {index, count});
 }
 
 void StepGraph::widen_node(ggml_tensor* node, int index, int count, void* matrix) {
+  const KnownBarrier between_nodes;
   const auto* m = static_cast<const Matrix*>(matrix);
   char* to = static_cast<char*>(node->data);
   for (const ggml_tensor* part : m->parts) {
@@ -76,18 +82,21 @@ void StepGraph::widen_node(ggml_tensor* node, int index, int count, void* matrix
 }
 
 void StepGraph::round_node(ggml_tensor* node, int index, int count, void*) {
+  const KnownBarrier between_nodes;
   const int64_t n = ggml_nelements(node), first = n * index / count, last = n * (index + 1) / count;
   round_to_bf16(static_cast<const float*>(node->src[0]->data) + first,
                 static_cast<uint16_t*>(node->data) + first, last - first);
 }
 
 void StepGraph::split_node(ggml_tensor* node, int, int, void*) {
+  const KnownBarrier between_nodes;
   float* high = static_cast<float*>(node->data);
   const int64_t n = node->ne[0];
   split_activation(static_cast<const float*>(node->src[0]->data), n, high, high + n);
 }
 
 void StepGraph::tile_node(ggml_tensor* node, int index, int, void* call) {
+  const KnownBarrier between_nodes;
   auto* c = static_cast<TileCall*>(call);
   const auto* weights =
       node->src[1] != nullptr ? static_cast<const uint16_t*>(node->src[1]->data) : nullptr;
