@@ -60,6 +60,9 @@ Array<float> Suite::floats(const std::string& array) const {
 Array<int32_t> Suite::ints(const std::string& array) const {
   return load<int32_t>(path(array), NpyType::int32);
 }
+Array<uint8_t> Suite::bytes(const std::string& array) const {
+  return load<uint8_t>(path(array), NpyType::uint8);
+}
 
 bool Suite::expect(const nlohmann::json& item, const std::string& role,
                    const std::vector<float>& got) const {
@@ -86,6 +89,14 @@ bool Suite::expect(const nlohmann::json& item, const std::string& role,
   if (!item["expected"].contains(role)) return false;
   EXPECT_EQ(item["expected"][role]["tolerance"], "exact");
   EXPECT_EQ(got, ints(item["expected"][role]["array"]).data) << role;
+  return true;
+}
+
+bool Suite::expect(const nlohmann::json& item, const std::string& role,
+                   const std::vector<uint8_t>& got) const {
+  if (!item["expected"].contains(role)) return false;
+  EXPECT_EQ(item["expected"][role]["tolerance"], "exact");
+  EXPECT_EQ(got, bytes(item["expected"][role]["array"]).data) << role;
   return true;
 }
 

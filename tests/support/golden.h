@@ -32,6 +32,7 @@ class Suite {
 
   Array<float> floats(const std::string& array) const;
   Array<int32_t> ints(const std::string& array) const;
+  Array<uint8_t> bytes(const std::string& array) const;
 
   // Compares with what the case expects for `role` within its stated tolerance. Does nothing where
   // the case has no such role; returns whether it has.
@@ -39,6 +40,8 @@ class Suite {
               const std::vector<float>& got) const;
   bool expect(const nlohmann::json& item, const std::string& role,
               const std::vector<int32_t>& got) const;
+  bool expect(const nlohmann::json& item, const std::string& role,
+              const std::vector<uint8_t>& got) const;
 
  private:
   std::string path(const std::string& array) const;

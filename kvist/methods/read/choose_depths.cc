@@ -1,0 +1,290 @@
+// SPDX-License-Identifier: MIT
+// The cut among all gains is found by one histogram of the weights, which serves every level since
+// a gain is weight * Delta; what lies too close to the cut for the histogram is ranked exactly.
+#include "kvist/methods/read/choose_depths.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstring>
+#include <limits>
+
+#include "kvist/core/error.h"
+#include "kvist/kernels/tree_code.h"
+
+namespace kvist {
+namespace {
+
+using kernels::kTreeDepth;
+using kernels::kTreeGains;
+
+constexpr int kInfinityBits = 0x7F800000;
+
+// A bin is 1/64 of an octave. Bins are those of doubles, where a subnormal float is as fine as any
+// other: so 4 bins never span two gains of one item, which differ by 2.5 and more.
+constexpr int kBinShift = 46;
+int bin_of(double x) { return static_cast<int>(std::bit_cast<uint64_t>(x) >> kBinShift); }
+double edge_of(int bin) { return std::bit_cast<double>(static_cast<uint64_t>(bin) << kBinShift); }
+constexpr int kBins = (149 + 128) * 64;  // of positive floats
+
+double gain(int level) { return static_cast<double>(kTreeGains[level - 1]); }
+int bits_of(float x) { return std::bit_cast<int>(x); }
+float float_of(int bits) { return std::bit_cast<float>(bits); }
+
+// What a first look at the weights says. As signed integers the bits of floats order like the
+// floats, and -0 lies below all positive ones.
+struct Range {
+  bool valid = true;
+  int64_t positive = 0;
+  int least = kInfinityBits, most = 0;  // bits of the smallest and largest positive weight
+};
+
+Range range_of(std::span<const float> weights) {
+  int bad = 0, positive = 0, least = kInfinityBits, most = 0;
+  for (const float weight : weights) {
+    const int bits = bits_of(weight);
+    bad |= (bits >= kInfinityBits) | ((bits < 0) & (bits != std::numeric_limits<int>::min()));
+    positive += bits > 0;
+    least = std::min(least, bits > 0 ? bits : kInfinityBits);
+    most = std::max(most, bits);
+  }
+  return {bad == 0, positive, least, most};
+}
+
+// How many positive weights lie in a bin or above it.
+class Histogram {
+ public:
+  Histogram(std::span<const float> weights, const Range& range, uint32_t* counts)
+      : first_(bin_of(static_cast<double>(float_of(range.least)))),
+        bins_(bin_of(static_cast<double>(float_of(range.most))) - first_ + 1),
+        from_(counts) {
+    // Two tables, since equal neighbours would wait for each other's increments.
+    uint32_t* const even = counts;
+    uint32_t* const odd = counts + kBins + 1;
+    std::fill_n(even, bins_ + 1, 0u);
+    std::fill_n(odd, bins_ + 1, 0u);
+    const float least = float_of(range.least);
+    const size_t n = weights.size();
+    for (size_t i = 0; i + 1 < n; i += 2) {
+      ++even[bin_of(static_cast<double>(std::max(weights[i], least))) - first_];
+      ++odd[bin_of(static_cast<double>(std::max(weights[i + 1], least))) - first_];
+    }
+    if (n % 2 == 1) ++even[bin_of(static_cast<double>(std::max(weights[n - 1], least))) - first_];
+    even[0] -= static_cast<uint32_t>(static_cast<int64_t>(n) - range.positive);
+    for (int bin = bins_ - 1; bin >= 0; --bin) even[bin] += odd[bin] + even[bin + 1];
+  }
+
+  int64_t at_least(int bin) const { return from_[std::clamp(bin - first_, 0, bins_)]; }
+
+ private:
+  int first_, bins_;
+  const uint32_t* from_;  // [bins_ + 1]
+};
+
+// The smallest x in [begin, end) that has the property, or end; once true it stays true.
+template <typename Property>
+int first_with(int begin, int end, Property property) {
+  while (begin < end) {
+    const int middle = begin + (end - begin) / 2;
+    if (property(middle)) {
+      end = middle;
+    } else {
+      begin = middle + 1;
+    }
+  }
+  return begin;
+}
+
+// Gains at or above `above` number at most `wanted`, those at or above `below` more than that. An
+// item with weight >= x / Delta lies in the bin of the rounded quotient or higher, since weights
+// are doubles themselves; one in a higher bin has it.
+struct Bracket {
+  double below, above;
+};
+
+Bracket bracket(const Histogram& histogram, const Range& range, int least_level, int max_depth,
+                int64_t wanted) {
+  const auto count = [&](int edge, int sure) {
+    int64_t n = 0;
+    for (int level = least_level; level <= max_depth; ++level)
+      n += histogram.at_least(bin_of(edge_of(edge) / gain(level)) + sure);
+    return n;
+  };
+  const int begin = bin_of(static_cast<double>(float_of(range.least)) * gain(max_depth));
+  const int end = bin_of(static_cast<double>(float_of(range.most)) * gain(least_level)) + 1;
+  const int above = first_with(begin, end, [&](int e) { return count(e, 0) <= wanted; });
+  const int past = first_with(begin, end, [&](int e) { return count(e, 1) <= wanted; });
+  return {edge_of(std::max(begin, past - 1)), edge_of(above)};
+}
+
+// Bits of the smallest weight whose gain at each level is >= x; infinity's at levels not in use.
+using Thresholds = std::array<int, kTreeDepth>;
+
+int least_weight(double x, double gain_of_level) {
+  constexpr auto kMost = static_cast<double>(std::numeric_limits<float>::max());
+  const auto gain_at = [&](int bits) {
+    return static_cast<double>(float_of(bits)) * gain_of_level;
+  };
+  int bits = std::max(1, bits_of(static_cast<float>(std::min(x / gain_of_level, kMost))));
+  while (bits > 1 && gain_at(bits - 1) >= x) --bits;
+  while (bits < kInfinityBits && gain_at(bits) < x) ++bits;
+  return bits;
+}
+
+Thresholds thresholds(double x, int least_level, int max_depth) {
+  Thresholds out;
+  out.fill(kInfinityBits);
+  for (int level = least_level; level <= max_depth; ++level)
+    out[static_cast<size_t>(level) - 1] = least_weight(x, gain(level));
+  return out;
+}
+
+int levels(int bits, const Thresholds& cut) {
+  int n = 0;
+  for (int threshold : cut) n += bits >= threshold;
+  return n;
+}
+
+struct Split {
+  int64_t levels = 0;  // surely read, min_depth aside
+  int64_t items = 0;   // in workspace.items: one more level lies inside the bracket
+};
+
+// Depths by the upper end of the bracket, and the items that the lower end would read deeper.
+Split split(std::span<const float> weights, const Thresholds& above, const Thresholds& below,
+            int min_depth, std::span<uint8_t> depths, int32_t* items) {
+  constexpr size_t kBlock = 16;
+  Split out;
+  for (size_t begin = 0; begin < weights.size(); begin += kBlock) {
+    int bits[kBlock] = {}, sure[kBlock], open[kBlock];
+    const size_t n = std::min(kBlock, weights.size() - begin);
+    std::memcpy(bits, weights.data() + begin, n * sizeof(float));
+    int total = 0, any = 0;
+    for (size_t i = 0; i < kBlock; ++i) {
+      sure[i] = levels(bits[i], above);
+      open[i] = levels(bits[i], below) - sure[i];
+      total += sure[i];
+      any |= open[i];
+    }
+    out.levels += total;
+    for (size_t i = 0; i < n; ++i) depths[begin + i] = static_cast<uint8_t>(min_depth + sure[i]);
+    for (size_t i = 0; any != 0 && i < n; ++i) {
+      items[out.items] = static_cast<int32_t>(begin + i);
+      out.items += open[i];
+    }
+  }
+  return out;
+}
+
+// The element of rank k, 0 the largest; keys are permuted and cut down.
+uint64_t select(uint64_t* keys, int64_t n, int64_t k) {
+  constexpr int kDigit = 11;
+  std::array<uint32_t, size_t{1} << kDigit> counts;
+  while (n > 256) {
+    const auto [least, most] = std::minmax_element(keys, keys + n);
+    const uint64_t base = *least, width = *most - base;
+    if (width == 0) return base;
+    const int shift = std::max(0, static_cast<int>(std::bit_width(width)) - kDigit);
+    counts.fill(0);
+    for (int64_t i = 0; i < n; ++i) ++counts[(keys[i] - base) >> shift];
+    size_t digit = counts.size() - 1;
+    for (; k >= counts[digit]; --digit) k -= counts[digit];
+    int64_t kept = 0;
+    for (int64_t i = 0; i < n; ++i) {
+      const uint64_t key = keys[i];
+      keys[kept] = key;
+      kept += (key - base) >> shift == digit;
+    }
+    n = kept;
+  }
+  std::nth_element(keys, keys + k, keys + n, std::greater<>());
+  return keys[k];
+}
+
+// Gives `left` > 0 increments to the items at the cut: larger gain first, then smaller index.
+void settle(std::span<const float> weights, int64_t n, int64_t left, std::span<uint8_t> depths,
+            DepthWorkspace& workspace) {
+  const auto key_of = [&](int64_t at) {
+    const auto i = static_cast<size_t>(workspace.items[static_cast<size_t>(at)]);
+    return std::bit_cast<uint64_t>(static_cast<double>(weights[i]) * gain(depths[i] + 1));
+  };
+  uint64_t* const keys = workspace.keys.data();
+  int64_t larger = 0;
+  for (int64_t at = 0; at < n; ++at) keys[at] = key_of(at);
+  const uint64_t cut = select(keys, n, left - 1);
+  for (int64_t at = 0; at < n; ++at) larger += key_of(at) > cut;
+  int64_t equal = left - larger;
+  for (int64_t at = 0; at < n; ++at) {
+    const uint64_t key = key_of(at);
+    const bool takes = key > cut || (key == cut && equal-- > 0);
+    depths[static_cast<size_t>(workspace.items[static_cast<size_t>(at)])] += takes;
+  }
+}
+
+bool fits(std::span<const float> weights, std::span<uint8_t> depths, const DepthWorkspace& memory) {
+  return weights.size() == depths.size() && weights.size() < memory.items.size();
+}
+
+}  // namespace
+
+void DepthWorkspace::reserve(int64_t n_items) {
+  KVIST_ASSERT(n_items >= 0 && n_items <= std::numeric_limits<int32_t>::max());
+  const auto n = static_cast<size_t>(n_items);
+  // One past the end: the list is written before it is known whether the item belongs to it.
+  if (items.size() < n + 1) items = Buffer<int32_t>(n + 1);
+  if (keys.size() < n) keys = Buffer<uint64_t>(n);
+  if (counts.empty()) counts = Buffer<uint32_t>(2 * (kBins + 1));
+}
+
+int64_t choose_depths(std::span<const float> weights, int max_depth, int min_depth, int64_t budget,
+                      std::span<uint8_t> depths, DepthWorkspace& workspace) noexcept {
+  KVIST_ASSERT(max_depth >= 1 && max_depth <= kTreeDepth && min_depth >= 0 &&
+               min_depth <= max_depth && fits(weights, depths, workspace));
+  const Range range = range_of(weights);
+  if (!range.valid) return -1;
+  const auto n = static_cast<int64_t>(weights.size());
+  const int64_t wanted = budget - min_depth * n;
+  const int64_t most = range.positive * (max_depth - min_depth);
+  if (wanted <= 0 || most == 0) {
+    std::fill(depths.begin(), depths.end(), static_cast<uint8_t>(min_depth));
+    return min_depth * n;
+  }
+  if (wanted >= most) {
+    for (size_t i = 0; i < weights.size(); ++i)
+      depths[i] = static_cast<uint8_t>(weights[i] > 0 ? max_depth : min_depth);
+    return min_depth * n + most;
+  }
+  const int least_level = min_depth + 1;
+  const Histogram histogram(weights, range, workspace.counts.data());
+  const Bracket cut = bracket(histogram, range, least_level, max_depth, wanted);
+  const Split found = split(weights, thresholds(cut.above, least_level, max_depth),
+                            thresholds(cut.below, least_level, max_depth), min_depth, depths,
+                            workspace.items.data());
+  if (found.levels < wanted) settle(weights, found.items, wanted - found.levels, depths, workspace);
+  return budget;
+}
+
+int64_t two_depth(std::span<const float> weights, int max_depth, int low, int64_t budget,
+                  std::span<uint8_t> depths, DepthWorkspace& workspace) noexcept {
+  KVIST_ASSERT(low >= 0 && low < max_depth && max_depth <= kTreeDepth &&
+               fits(weights, depths, workspace));
+  if (!range_of(weights).valid) return -1;
+  const auto n = static_cast<int64_t>(weights.size());
+  const int64_t k = std::clamp<int64_t>((budget - low * n) / (max_depth - low), 0, n);
+  std::fill(depths.begin(), depths.end(), static_cast<uint8_t>(low));
+  if (k == 0) return low * n;
+  const auto key_of = [&](size_t i) {
+    return static_cast<uint64_t>(std::max(0, bits_of(weights[i])));
+  };
+  for (size_t i = 0; i < weights.size(); ++i) workspace.keys[i] = key_of(i);
+  const uint64_t cut = select(workspace.keys.data(), n, k - 1);
+  int64_t equal = k;
+  for (size_t i = 0; i < weights.size(); ++i) equal -= key_of(i) > cut;
+  for (size_t i = 0; i < weights.size(); ++i) {
+    if (key_of(i) > cut || (key_of(i) == cut && equal-- > 0))
+      depths[i] = static_cast<uint8_t>(max_depth);
+  }
+  return low * n + k * (max_depth - low);
+}
+
+}  // namespace kvist
