@@ -197,47 +197,47 @@ HWY_INLINE void softmax_row(float* HWY_RESTRICT s, int n, int count, float* m, f
 }
 
 // Calls of the tiles by a row count known at run time, 1 to 8 or 12.
-template <typename T>
+template <bool kStream = true, typename T>
 void score_rows(const T* k, int head_dim, const float* q, int rows, float* s, int s_stride) {
   switch (rows) {
     case 1:
-      return score_tile<T, 1, true>(k, head_dim, q, s, s_stride);
+      return score_tile<T, 1, kStream>(k, head_dim, q, s, s_stride);
     case 2:
-      return score_tile<T, 2, true>(k, head_dim, q, s, s_stride);
+      return score_tile<T, 2, kStream>(k, head_dim, q, s, s_stride);
     case 3:
-      return score_tile<T, 3, true>(k, head_dim, q, s, s_stride);
+      return score_tile<T, 3, kStream>(k, head_dim, q, s, s_stride);
     case 4:
-      return score_tile<T, 4, true>(k, head_dim, q, s, s_stride);
+      return score_tile<T, 4, kStream>(k, head_dim, q, s, s_stride);
     case 5:
-      return score_tile<T, 5, true>(k, head_dim, q, s, s_stride);
+      return score_tile<T, 5, kStream>(k, head_dim, q, s, s_stride);
     case 6:
-      return score_tile<T, 6, true>(k, head_dim, q, s, s_stride);
+      return score_tile<T, 6, kStream>(k, head_dim, q, s, s_stride);
     case 7:
-      return score_tile<T, 7, true>(k, head_dim, q, s, s_stride);
+      return score_tile<T, 7, kStream>(k, head_dim, q, s, s_stride);
     default:
-      return score_tile<T, 8, true>(k, head_dim, q, s, s_stride);
+      return score_tile<T, 8, kStream>(k, head_dim, q, s, s_stride);
   }
 }
-template <typename T>
+template <bool kStream = true, typename T>
 void value_rows(const T* v, int head_dim, int n_tokens, const float* p, int p_stride, int rows,
                 float* o) {
   switch (rows) {
     case 1:
-      return value_tile<T, 1, true>(v, head_dim, n_tokens, p, p_stride, o);
+      return value_tile<T, 1, kStream>(v, head_dim, n_tokens, p, p_stride, o);
     case 2:
-      return value_tile<T, 2, true>(v, head_dim, n_tokens, p, p_stride, o);
+      return value_tile<T, 2, kStream>(v, head_dim, n_tokens, p, p_stride, o);
     case 3:
-      return value_tile<T, 3, true>(v, head_dim, n_tokens, p, p_stride, o);
+      return value_tile<T, 3, kStream>(v, head_dim, n_tokens, p, p_stride, o);
     case 4:
-      return value_tile<T, 4, true>(v, head_dim, n_tokens, p, p_stride, o);
+      return value_tile<T, 4, kStream>(v, head_dim, n_tokens, p, p_stride, o);
     case 5:
-      return value_tile<T, 5, true>(v, head_dim, n_tokens, p, p_stride, o);
+      return value_tile<T, 5, kStream>(v, head_dim, n_tokens, p, p_stride, o);
     case 6:
-      return value_tile<T, 6, true>(v, head_dim, n_tokens, p, p_stride, o);
+      return value_tile<T, 6, kStream>(v, head_dim, n_tokens, p, p_stride, o);
     case 7:
-      return value_tile<T, 7, true>(v, head_dim, n_tokens, p, p_stride, o);
+      return value_tile<T, 7, kStream>(v, head_dim, n_tokens, p, p_stride, o);
     default:
-      return value_tile<T, 8, true>(v, head_dim, n_tokens, p, p_stride, o);
+      return value_tile<T, 8, kStream>(v, head_dim, n_tokens, p, p_stride, o);
   }
 }
 

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: MIT
+// Values in planes: the layout bit by bit, sums against doubles from the codes on every target, the
+// tables' error against the code's own, and that no unread bit matters.
+#include "kvist/kernels/plane_values.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <vector>
+
+#include "kvist/core/buffer.h"
+#include "kvist/core/rng.h"
+#include "kvist/kernels/plane_keys.h"
+#include "kvist/kernels/targets.h"
+#include "kvist/kernels/tree_code.h"
+
+namespace kvist::kernels {
+namespace {
+
+struct Case {
+  ValueLayout layout;
+  int n, rows;
+  std::vector<uint8_t> codes;   // [n][d]
+  std::vector<uint8_t> depths;  // [n]
+  std::vector<float> alpha;     // [rows][n]
+  Buffer<uint8_t> packets;
+  int d() const { return layout.head_dim; }
+};
+
+// Weights that double with the depth, as the allocation makes them.
+Case make_case(int d, int width, int n, int rows, uint64_t seed) {
+  Case c{value_layout(d, width), n, rows, {}, {}, {}, {}};
+  Rng rng(seed);
+  for (int i = 0; i < n * d; ++i) c.codes.push_back(tree_leaf(static_cast<float>(rng.gaussian())));
+  for (int j = 0; j < n; ++j)
+    c.depths.push_back(static_cast<uint8_t>(rng.below(static_cast<uint64_t>(width + 1))));
+  for (int i = 0; i < rows * n; ++i)
+    c.alpha.push_back(static_cast<float>(rng.uniform()) *
+                      std::ldexp(1e-3f, c.depths[static_cast<size_t>(i % n)]));
+  c.packets = Buffer<uint8_t>(c.layout.bytes(n));
+  for (int j = 0; j < n; ++j) store_value(c.layout, c.packets.data(), j, &c.codes[j * d]);
+  return c;
+}
+
+std::vector<float> run(const Case& c, Precision precision, int first = 0) {
+  Buffer<std::byte> scratch(value_scratch_bytes(c.d(), c.rows));
+  std::vector<float> out(static_cast<size_t>(c.rows * c.d()));
+  add_values(c.layout, c.packets.data(), first, c.n - first, c.depths.data() + first,
+             c.alpha.data() + first, c.n, c.rows, precision, out.data(), scratch.data());
+  return out;
+}
+
+double expected(const Case& c, int r, int channel, int first, double* size) {
+  double sum = 0;
+  *size = 0;
+  for (int j = first; j < c.n; ++j) {
+    const double term = double{c.alpha[static_cast<size_t>(r * c.n + j)]} *
+                        double{tree_value(c.codes[static_cast<size_t>(j * c.d() + channel)],
+                                          c.depths[static_cast<size_t>(j)])};
+    sum += term;
+    *size += std::abs(term);
+  }
+  return sum;
+}
+
+TEST(PlaneValues, BitsAreWhereTheLayoutSays) {
+  EXPECT_EQ(value_layout(128, 8).per_packet, 4);
+  EXPECT_EQ(value_layout(64, 8).per_packet, 8);
+  for (int d : {128, 64, 80, 12, 3}) {
+    const Case c = make_case(d, 8, 13, 1, 5);
+    for (int j = 0; j < c.n; ++j)
+      for (int s = 1; s <= 8; ++s)
+        for (int i = 0; i < d; ++i) {
+          const int q = c.layout.per_packet, run = (d + 7) / 8;
+          const int at = ((j / q * 8 + s - 1) * q + j % q) * run + i / 8;
+          ASSERT_EQ(c.packets[static_cast<size_t>(at)] >> (i % 8) & 1,
+                    c.codes[static_cast<size_t>(j * d + i)] >> (8 - s) & 1);
+        }
+  }
+}
+
+TEST(PlaneValues, ExactSumsEqualTheCodesSums) {
+  for_each_target([&](const std::string& target) {
+    for (const auto& [d, width, n, rows] : {std::tuple{64, 8, 300, 3},
+                                            {128, 8, 257, 7},
+                                            {128, 4, 64, 4},
+                                            {80, 8, 33, 9},
+                                            {6, 5, 511, 1},
+                                            {1, 8, 1, 2}}) {
+      const Case c = make_case(d, width, n, rows, 17);
+      const int first = n / 3;
+      const auto got = run(c, Precision::exact, first);
+      for (int r = 0; r < rows; ++r)
+        for (int i = 0; i < d; ++i) {
+          double size = 0;
+          const double want = expected(c, r, i, first, &size);
+          ASSERT_NEAR(static_cast<double>(got[static_cast<size_t>(r * d + i)]), want,
+                      (n + 2) * 6e-8 * size)
+              << target << " d " << d << " row " << r;
+        }
+    }
+  });
+}
+
+TEST(PlaneValues, TablesErrFarLessThanTheCode) {
+  for_each_target([&](const std::string& target) {
+    for (const auto& [d, width, n, rows] :
+         {std::tuple{64, 8, 300, 3}, {128, 8, 1000, 7}, {128, 4, 512, 13}, {80, 4, 77, 4}}) {
+      const Case c = make_case(d, width, n, rows, 29);
+      const auto got = run(c, Precision::fast);
+      for (int r = 0; r < rows; ++r) {
+        double squares = 0, code = 0, largest = 0;
+        int lookups = 0;
+        for (int j = 0; j < n; ++j) {
+          const double a = double{c.alpha[static_cast<size_t>(r * n + j)]};
+          const int depth = c.depths[static_cast<size_t>(j)];
+          code += a * a * tree_distortion(depth);
+          if (depth == 0 || depth > 4) continue;
+          ++lookups;
+          const int together = depth == 1 ? 4 : depth == 2 ? 2 : 1;
+          largest =
+              std::max(largest, a * together * double{tree_centroids(depth)[(1 << depth) - 1]});
+        }
+        for (int i = 0; i < d; ++i) {
+          double size = 0;
+          const double error = static_cast<double>(got[static_cast<size_t>(r * d + i)]) -
+                               expected(c, r, i, 0, &size);
+          squares += error * error / d;
+          ASSERT_LE(std::abs(error), lookups * largest / 127 / 2 + (n + 9) * 6e-8 * size)
+              << target << " d " << d << " row " << r;
+        }
+        EXPECT_LE(std::sqrt(squares), 0.25 * std::sqrt(code)) << target << " d " << d;
+      }
+    }
+  });
+}
+
+TEST(PlaneValues, UnreadBitsChangeNothing) {
+  for_each_target([&](const std::string& target) {
+    for (Precision precision : {Precision::exact, Precision::fast})
+      for (int d : {128, 72}) {
+        Case c = make_case(d, 8, 300, 4, 31);
+        const auto before = run(c, precision);
+        for (int j = 0; j < c.n; ++j)
+          for (int s = c.depths[static_cast<size_t>(j)]; s < 8; ++s)
+            for (int b = 0; b < c.layout.run_bytes(); ++b)
+              c.packets[static_cast<size_t>(c.layout.run(j) + s * c.layout.plane_bytes() + b)] ^=
+                  0xFF;
+        EXPECT_EQ(run(c, precision), before) << target;
+      }
+  });
+}
+
+TEST(PlaneValues, NothingIsAddedForWeightsOrDepthsOfZero) {
+  Case c = make_case(64, 8, 40, 2, 3);
+  std::fill(c.alpha.begin(), c.alpha.begin() + 40, 0.0f);
+  for (Precision precision : {Precision::exact, Precision::fast}) {
+    const auto got = run(c, precision);
+    for (int i = 0; i < 64; ++i) EXPECT_EQ(got[static_cast<size_t>(i)], 0);
+    EXPECT_NE(got[64], 0);
+  }
+  std::fill(c.depths.begin(), c.depths.end(), uint8_t{0});
+  EXPECT_EQ(run(c, Precision::fast), std::vector<float>(128));
+}
+
+}  // namespace
+}  // namespace kvist::kernels
