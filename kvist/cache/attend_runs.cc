@@ -10,6 +10,7 @@
 #include <cstring>
 #include <vector>
 
+#include "kvist/cache/coded_reader.h"
 #include "kvist/cache/prefix.h"
 #include "kvist/core/error.h"
 
@@ -318,7 +319,8 @@ class Walk {
 
 }  // namespace
 
-AttendWorkspace::AttendWorkspace() : state_(std::make_unique<State>()) {}
+AttendWorkspace::AttendWorkspace()
+    : state_(std::make_unique<State>()), read_(std::make_unique<ReadWorkspace>()) {}
 AttendWorkspace::~AttendWorkspace() = default;
 
 void AttendWorkspace::reserve(const KvShape& shape, int n_rows, int n_tokens, int n_workers) {
@@ -340,6 +342,7 @@ void AttendWorkspace::reserve(const KvShape& shape, int n_rows, int n_tokens, in
 }
 
 void AttendWorkspace::begin() {
+  read_->begin();
   State& s = *state_;
   s.next = 0;
   s.left = 0;
@@ -348,7 +351,8 @@ void AttendWorkspace::begin() {
 }
 
 uint64_t AttendWorkspace::allocated_bytes() const {
-  return state_->scratch.allocated_bytes() + state_->partials.allocated_bytes();
+  return state_->scratch.allocated_bytes() + state_->partials.allocated_bytes() +
+         read_->allocated_bytes();
 }
 
 void attend_runs(std::span<const kernels::KvRun> prefix, const KvShape& shape,

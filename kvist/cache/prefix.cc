@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What every prefix does alike: the ledger over all layers.
+// What prefixes do alike: the ledger over all layers, and the workspace of plain runs.
 #include "kvist/cache/prefix.h"
 
 namespace kvist {
@@ -8,6 +8,11 @@ Bytes PrefixCache::bytes() const {
   Bytes all;
   for (int layer = 0; layer < n_layers(); ++layer) all += bytes(layer);
   return all;
+}
+
+void PrefixCache::reserve(AttendWorkspace& workspace, int n_rows, int n_tokens,
+                          int n_workers) const {
+  workspace.reserve(shape(), n_rows, longest_head() + n_tokens, n_workers);
 }
 
 }  // namespace kvist

@@ -17,11 +17,16 @@
 
 namespace kvist {
 
+class CodedLayer;
+class ReadWorkspace;
+struct ReadTrace;
+
 // Query rows that share a suffix store: rows [row, row + n_rows) of the call, the tokens at the
 // suffix indices first_token, first_token + 1, ...: row i of them sees first_token + i + 1 suffix
 // tokens.
 struct SuffixRows {
   const DenseLayer* store = nullptr;
+  const CodedLayer* coded = nullptr;  // instead of `store`, behind a layer that is coded
   int row = 0;
   int n_rows = 0;
   int first_token = 0;
@@ -37,6 +42,7 @@ struct AttendCall {
   float logit_scale = 0;
   std::span<const SuffixRows> suffixes;  // cover the rows, in order, without gaps
   kernels::Precision precision = kernels::Precision::fast;
+  ReadTrace* trace = nullptr;  // filled by coded layers
 };
 
 // Scratch and partial results of one AttendCall after another; sized before the workers start, so
@@ -56,10 +62,12 @@ class AttendWorkspace {
 
   struct State;
   State& state() { return *state_; }
+  ReadWorkspace& read() { return *read_; }  // what coded layers need instead; they reserve it
   uint64_t allocated_bytes() const;
 
  private:
   std::unique_ptr<State> state_;
+  std::unique_ptr<ReadWorkspace> read_;
 };
 
 // The tokens every question sees. Calls on different layers, or with different workspaces, may run
@@ -74,6 +82,8 @@ class PrefixCache {
   // Most tokens that one head of any layer holds.
   virtual int longest_head() const = 0;
   virtual Bytes bytes(int layer) const = 0;
+  // Sizes a workspace for calls of up to n_rows rows whose suffixes hold at most n_tokens tokens.
+  virtual void reserve(AttendWorkspace& workspace, int n_rows, int n_tokens, int n_workers) const;
   Bytes bytes() const;
   // Attention over prefix and suffix with one softmax; cooperative, same bytes for any number of
   // workers.

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: MIT
+// ReadKV's two-stage reader (arXiv:2610.11245) over coded layers: for every query row, how deep
+// each key channel is read, the logits, how deep each value is read, the output.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+
+#include "kvist/cache/coded_layer.h"
+#include "kvist/cache/dense.h"
+#include "kvist/core/thread_pool.h"
+#include "kvist/methods/read/plan.h"
+
+namespace kvist {
+
+struct AttendCall;
+
+// The schedules of one query row; views that die with the observer's call.
+struct RowSchedule {
+  int layer = 0;
+  int row = 0;
+  int n_tokens = 0;     // T, the tokens the row sees
+  int first_value = 0;  // values [first_value, first_value + n_values) are allocated,
+  int n_values = 0;     // the others are dense
+  std::span<const float> key_weights;     // [kv_heads][head_dim]
+  std::span<const uint8_t> key_depths;    // [kv_heads][head_dim]
+  std::span<const float> value_weights;   // [kv_heads][n_values]
+  std::span<const uint8_t> value_depths;  // [kv_heads][n_values]
+};
+
+// What the rows of a call read. Written by one worker; sums over all rows since it was made.
+struct ReadTrace {
+  int64_t rows = 0;
+  int64_t numbers = 0;     // keys and values there were, 2 G d T a row
+  int64_t key_bits = 0;    // payload read: T sum t^K
+  int64_t value_bits = 0;  // d sum t^V; where tokens are paired, an odd tail counts twice
+  int64_t key_budget = 0;  // the bits that the plan allowed
+  int64_t value_budget = 0;
+  int64_t dense_bytes = 0;  // 16-bit rows of sinks and recent tokens
+  int64_t lines = 0;        // of 64 bytes: key planes, value planes, open key blocks
+  std::function<void(const RowSchedule&)> observe;  // called for every row where set
+};
+
+// Memory of one call after another, sized before the workers start. One call at a time: a barrier
+// of the workers lies between two.
+class ReadWorkspace {
+ public:
+  ReadWorkspace();
+  ~ReadWorkspace();
+  // Before calls over at most n_tokens tokens, prefix and suffix together.
+  void reserve(const KvShape& shape, int n_tokens, int n_workers);
+  // Forgets a call that was cut short. Not thread-safe.
+  void begin();
+  uint64_t allocated_bytes() const;
+
+  struct State;
+  State& state() { return *state_; }
+
+ private:
+  std::unique_ptr<State> state_;
+};
+
+// Attention of call.q over a coded prefix (null: none) and the coded suffixes of the call, each row
+// with schedules of its own. All workers make the call with the same arguments and go through its
+// stages together; equal bytes for any number of workers. Every layer has the shape and the code
+// of `code`, and was written with this plan.
+void read_coded(const CodedLayer* prefix, const KvShape& shape, const LayerCode& code,
+                const ReadPlan& plan, const AttendCall& call, ReadWorkspace& workspace,
+                Worker worker) noexcept;
+
+}  // namespace kvist

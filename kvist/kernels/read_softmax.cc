@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: MIT
+// Exponentials and squared weights, vectorised over tokens.
+#include "kvist/kernels/read_softmax.h"
+
+#undef HWY_WANT_AVX3_DL  // nothing here gains from it over avx3
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kvist/kernels/read_softmax.cc"
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "kvist/kernels/attend-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace kvist::kernels {
+namespace HWY_NAMESPACE {
+
+PageSum exponentials(float* HWY_RESTRICT s, int n) {
+  const Floats d;
+  const int whole = n / kLanes * kLanes;
+  float tail[kLanes];
+  for (int i = 0; i < kLanes; ++i)
+    tail[i] = whole + i < n ? s[whole + i] : -std::numeric_limits<float>::infinity();
+  Vec top = hn::LoadU(d, tail);
+  for (int j = 0; j < whole; j += kLanes) top = hn::Max(top, hn::LoadU(d, s + j));
+  const Vec m = hn::MaxOfLanes(d, top);
+  Vec sum = hn::Zero(d);
+  for (int j = 0; j < whole; j += kLanes) {
+    const Vec e = exp_negative(hn::Sub(hn::LoadU(d, s + j), m));
+    hn::StoreU(e, d, s + j);
+    sum = hn::Add(sum, e);
+  }
+  const Vec e = exp_negative(hn::Sub(hn::LoadU(d, tail), m));
+  hn::StoreU(e, d, tail);
+  for (int j = whole; j < n; ++j) s[j] = tail[j - whole];
+  return {hn::GetLane(m), hn::GetLane(hn::SumOfLanes(d, hn::Add(sum, e)))};
+}
+
+void weigh(float* HWY_RESTRICT e, int64_t stride, const float* factor, int rows, int n,
+           double scale, float* HWY_RESTRICT weight) {
+  int j = 0;
+#if HWY_HAVE_FLOAT64 && HWY_TARGET != HWY_SCALAR
+  const hn::ScalableTag<double> dd;
+  const hn::Rebind<float, decltype(dd)> df;
+  const int lanes = static_cast<int>(hn::Lanes(dd));
+  const auto vscale = hn::Set(dd, scale);
+  for (; j + lanes <= n; j += lanes) {
+    auto sum = hn::Zero(dd);
+    for (int r = 0; r < rows; ++r) {
+      const auto alpha = hn::Mul(hn::LoadU(df, e + r * stride + j), hn::Set(df, factor[r]));
+      hn::StoreU(alpha, df, e + r * stride + j);
+      const auto a = hn::PromoteTo(dd, alpha);
+      sum = hn::Add(sum, hn::Mul(a, a));  // the square is exact
+    }
+    hn::StoreU(hn::DemoteTo(df, hn::Mul(vscale, sum)), df, weight + j);
+  }
+#endif
+  for (; j < n; ++j) {
+    double sum = 0;
+    for (int r = 0; r < rows; ++r) {
+      const float alpha = e[r * stride + j] * factor[r];
+      e[r * stride + j] = alpha;
+      sum += double{alpha} * double{alpha};
+    }
+    weight[j] = static_cast<float>(scale * sum);
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace kvist::kernels
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace kvist::kernels {
+HWY_EXPORT(exponentials);
+HWY_EXPORT(weigh);
+
+PageSum exp_page(float* s, int n) noexcept { return HWY_DYNAMIC_DISPATCH(exponentials)(s, n); }
+
+void weigh_page(float* e, int64_t stride, const float* factor, int rows, int n, double scale,
+                float* weight) noexcept {
+  HWY_DYNAMIC_DISPATCH(weigh)(e, stride, factor, rows, n, scale, weight);
+}
+
+}  // namespace kvist::kernels
+#endif  // HWY_ONCE

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: MIT
+// The two schedules of a layer call: how deep each key channel and each value is read, from their
+// weights and the plan.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "kvist/core/buffer.h"
+#include "kvist/methods/read/choose_depths.h"
+#include "kvist/methods/read/plan.h"
+
+namespace kvist {
+
+struct Schedule {
+  int64_t budget = 0;  // increments the plan allows, clamped to [0, W N]
+  int64_t spent = 0;   // sum of depths; counted in packets where tokens are paired
+};
+
+// Memory between calls; one call at a time.
+struct ScheduleWorkspace {
+  void reserve(int64_t n_items);  // channels, or tokens, of all KV heads
+  DepthWorkspace depths;
+  Buffer<float> pair_weights;   // [heads * ceil(tokens / 2)]
+  Buffer<uint8_t> pair_depths;  // likewise
+};
+
+// weights, depths [kv_heads][channels], finite and >= 0.
+Schedule schedule_keys(const ReadPlan& plan, std::span<const float> weights, int kv_heads,
+                       std::span<uint8_t> depths, ScheduleWorkspace& workspace) noexcept;
+
+// weights, depths [kv_heads][tokens].
+Schedule schedule_values(const ReadPlan& plan, std::span<const float> weights, int kv_heads,
+                         std::span<uint8_t> depths, ScheduleWorkspace& workspace) noexcept;
+
+}  // namespace kvist
