@@ -16,6 +16,8 @@ const char* kind_name(OptionSpec::Kind kind) {
       return "integer";
     case OptionSpec::Kind::ratio:
       return "ratio";
+    case OptionSpec::Kind::number:
+      return "number";
     case OptionSpec::Kind::boolean:
       return "boolean";
     case OptionSpec::Kind::choice:
@@ -27,7 +29,8 @@ const char* kind_name(OptionSpec::Kind kind) {
 // "4 tokens", "twin".
 std::string default_text(const OptionSpec& option) {
   const std::string value = *option.fallback == '\0' ? "required" : option.fallback;
-  return *option.unit == '\0' ? value : str(value, " ", option.unit);
+  const bool is_number = value[0] >= '0' && value[0] <= '9';
+  return *option.unit == '\0' || !is_number ? value : str(value, " ", option.unit);
 }
 
 // What may be written, for a table: "0, 1, 2 ...", "a, b, x:N".
@@ -38,6 +41,11 @@ std::string values_text(const OptionSpec& option) {
                                       : str(option.least, " to ", option.most);
     case OptionSpec::Kind::ratio:
       return "0.7, 7/10, 70%";
+    case OptionSpec::Kind::number:
+      return str(*option.choices == '\0' ? "" : str(option.choices, ", "),
+                 option.most == INT64_MAX ? str("at least ", option.least)
+                                          : str(option.least, " to ", option.most),
+                 ", as 1.5 or 3/2");
     case OptionSpec::Kind::boolean:
       return "true, false";
     case OptionSpec::Kind::choice: {

@@ -19,14 +19,16 @@ namespace kvist {
 
 // One option of a method, declared once: parsing, --help and docs come from it.
 struct OptionSpec {
-  enum class Kind { integer, ratio, boolean, choice };
+  enum class Kind { integer, ratio, number, boolean, choice };
   const char* name;
   Kind kind;
   const char* fallback;  // the default, as a user would write it; "" means required
   const char* unit;      // "tokens", "" ...
   const char* help;
-  const char* choices = "";  // for choice: "a|b|c"; an entry "x:N" takes a number, as permuted:11
-  int64_t least = 0, most = INT64_MAX;
+  // For choice: "a|b|c"; an entry "x:N" takes a number, as permuted:11. For number: words that may
+  // stand in its place.
+  const char* choices = "";
+  int64_t least = 0, most = INT64_MAX;  // of an integer or a number, which may be a fraction
 };
 
 // How much a selector removes; every selector begins its options with these two (Options::removed).
@@ -48,7 +50,7 @@ class Options {
           std::string_view method);
   int64_t integer(std::string_view name) const;
   bool boolean(std::string_view name) const;
-  Ratio ratio(std::string_view name) const;
+  Ratio ratio(std::string_view name) const;  // of a ratio or a number
   // A choice "permuted:11" is {"permuted", 11}; one without a number has number 0.
   struct Choice {
     std::string name;
@@ -115,13 +117,18 @@ class Selector {
   virtual Selection select(const LayerInput& layer, bool explain) = 0;
 };
 
+struct Reading;  // methods/read/reading.h
+
 struct Method {
   const char* name;
   const char* paper;
   const char* summary;
   const char* decides;  // "entries", "bits", "dimensions", "reads"
   std::span<const OptionSpec> options;
+  // Which tokens stay.
   std::unique_ptr<Selector> (*select)(const Options&) = nullptr;
+  // How what stays is coded, and how much of it one query reads.
+  Reading (*read)(const Options&) = nullptr;
 };
 
 // All methods, in the order they are shown.

@@ -62,6 +62,19 @@ std::string canonical_ratio(std::string_view option, std::string_view value) {
   }
 }
 
+// A number between the bounds, or one of the words that may stand for it.
+std::string canonical_number(const OptionSpec& spec, std::string_view value) {
+  if (const std::string word = canonical_choice(spec.choices, value); !word.empty()) return word;
+  try {
+    const Ratio number = Ratio::parse(value);
+    const int64_t whole = number.num / number.den;
+    const bool fits = whole >= spec.least && (whole < spec.most || number == Ratio{spec.most, 1});
+    return fits ? number.text() : "";
+  } catch (const Error&) {
+    return "";
+  }
+}
+
 }  // namespace
 
 std::string expected_value(const OptionSpec& spec) {
@@ -76,6 +89,10 @@ std::string expected_value(const OptionSpec& spec) {
                  : name == "keep" ? "above 0 and at most 1 (the share kept)"
                                   : "from 0 to 1");
     }
+    case OptionSpec::Kind::number:
+      return str("a decimal or a fraction of at least ", spec.least,
+                 spec.most == INT64_MAX ? "" : str(" and at most ", spec.most),
+                 *spec.choices == '\0' ? "" : str(", or ", spec.choices));
     case OptionSpec::Kind::boolean:
       return "true or false";
     case OptionSpec::Kind::choice:
@@ -92,6 +109,8 @@ std::string canonical_value(const OptionSpec& spec, std::string_view value) {
     }
     case OptionSpec::Kind::ratio:
       return canonical_ratio(spec.name, value);
+    case OptionSpec::Kind::number:
+      return canonical_number(spec, value);
     case OptionSpec::Kind::boolean:
       return value == "true" || value == "false" ? std::string(value) : "";
     case OptionSpec::Kind::choice:

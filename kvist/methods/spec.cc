@@ -130,6 +130,8 @@ MethodCall Parser::call(const std::string& name, size_t name_at) {
   // A combination that the method refuses is refused here, where its place is known.
   if (method.select != nullptr)
     located(name_at, [&] { return method.select(made.options) != nullptr; });
+  if (method.read != nullptr)
+    located(name_at, [&] { return method.read(made.options).plan.width; });
   return made;
 }
 
@@ -150,6 +152,7 @@ Spec Parser::parse() {
   }
   Spec spec;
   const char* selector = nullptr;
+  const char* reader = nullptr;
   do {
     skip_space();
     const size_t name_at = at_;
@@ -169,7 +172,16 @@ Spec Parser::parse() {
                           " both decide which entries stay; the second would see what the first "
                           "left, not the document: use one of them"));
       }
+      if (reader != nullptr) {
+        fail(name_at,
+             str(reader, " codes what stays, so ", name, " comes first: ", name, "+", reader));
+      }
       selector = method.name;
+    }
+    if (method.read != nullptr) {
+      if (reader != nullptr)
+        fail(name_at, str(reader, " and ", name, " both decide how numbers are coded: use one"));
+      reader = method.name;
     }
     spec.text += str(spec.text.empty() ? "" : "+", canonical(spec.calls.back()));
   } while (accept('+'));
@@ -186,6 +198,13 @@ std::unique_ptr<Selector> Spec::make_selector() const {
     if (call.method->select != nullptr) return call.method->select(call.options);
   }
   return nullptr;
+}
+
+std::optional<Reading> Spec::reading() const {
+  for (const MethodCall& call : calls) {
+    if (call.method->read != nullptr) return call.method->read(call.options);
+  }
+  return std::nullopt;
 }
 
 Ratio Spec::removed() const {

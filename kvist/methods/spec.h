@@ -4,11 +4,13 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "kvist/methods/method.h"
+#include "kvist/methods/read/reading.h"
 
 namespace kvist {
 
@@ -26,6 +28,8 @@ struct Spec {
   // The selector of the spec, or null where every token stays.
   std::unique_ptr<Selector> make_selector() const;
   Ratio removed() const;  // of the selector; 0 without one
+  // How the survivors are coded and read, or nothing where they stay plain numbers.
+  std::optional<Reading> reading() const;
 };
 
 // Throws invalid_argument saying where in `text` it went wrong and what was expected there.

@@ -9,9 +9,10 @@ namespace kvist {
 
 extern constinit const Method twinkv;
 extern constinit const Method random_control;
+extern constinit const Method readkv;
 
 std::span<const Method* const> methods() {
-  static constexpr const Method* kMethods[] = {&twinkv, &random_control};
+  static constexpr const Method* kMethods[] = {&twinkv, &readkv, &random_control};
   return kMethods;
 }
 

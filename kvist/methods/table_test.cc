@@ -38,7 +38,8 @@ TEST(Table, NamesAreUniqueAndEveryRowSaysWhatItIs) {
     EXPECT_EQ(&find_method(method->name), method);
     EXPECT_GT(std::strlen(method->summary), 10u);
     EXPECT_GT(std::strlen(method->decides), 0u);
-    EXPECT_NE(method->select, nullptr) << "a row fills at least one contract";
+    EXPECT_TRUE(method->select != nullptr || method->read != nullptr)
+        << "a row fills at least one contract";
   }
   EXPECT_THROW(find_method("no_such_method"), Error);
 }

@@ -68,7 +68,10 @@ void CachedAttention::begin_step(const PrefixCache* prefix, std::span<const Sequ
   for (int layer = 0; layer < n_layers_; ++layer) {
     for (size_t i = 0; i < sequences_.size(); ++i) {
       const SequenceRows& s = sequences_[i];
-      suffixes_.push_back({&(*s.stores)[layer], s.row, s.n_rows, first_token_[i]});
+      suffixes_.push_back({.store = &(*s.stores)[layer],
+                           .row = s.row,
+                           .n_rows = s.n_rows,
+                           .first_token = first_token_[i]});
     }
   }
 }

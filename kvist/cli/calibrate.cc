@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: MIT
+// kvist calibrate: measures a model on held-out text, so that readkv can code its keys and values.
+#include "kvist/runtime/calibrate.h"
+
+#include <CLI/Option.hpp>
+#include <CLI/Validators.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "kvist/cli/command.h"
+#include "kvist/cli/document.h"
+#include "kvist/cli/inputs.h"
+#include "kvist/cli/interrupt.h"
+#include "kvist/cli/terminal.h"
+#include "kvist/core/error.h"
+
+namespace kvist {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct CalibrateOptions {
+  Inputs inputs;
+  std::vector<std::string> texts;
+  std::string out, transform = "hadamard";
+  int documents = 32, window = 2048;
+  uint64_t seed = ReadBasis{}.seed;
+  bool layer_signs = false;
+};
+
+// Files as named; of a folder all that end in .txt or .md, in the order of their names.
+std::vector<std::string> files_of(const std::vector<std::string>& texts) {
+  std::vector<std::string> files;
+  for (const std::string& text : texts) {
+    if (!fs::is_directory(text)) {
+      files.push_back(text);
+      continue;
+    }
+    std::vector<std::string> inside;
+    for (const auto& entry : fs::recursive_directory_iterator(text)) {
+      const std::string end = entry.path().extension().string();
+      if (entry.is_regular_file() && (end == ".txt" || end == ".md"))
+        inside.push_back(entry.path().string());
+    }
+    if (inside.empty())
+      throw Error(ErrorKind::not_found, str(text, ": no .txt or .md file in this folder"));
+    std::sort(inside.begin(), inside.end());
+    files.insert(files.end(), inside.begin(), inside.end());
+  }
+  return files;
+}
+
+// The first windows of all documents, then their second ones, until there are enough.
+std::vector<std::vector<int32_t>> windows_of(const CalibrateOptions& options,
+                                             const Tokenizer& tokenizer, int context) {
+  std::vector<std::vector<int32_t>> documents;
+  for (const std::string& file : files_of(options.texts))
+    documents.push_back(tokenizer.encode(read_document(file), false));
+  const auto length = static_cast<size_t>(std::min(options.window, context));
+  std::vector<std::vector<int32_t>> windows;
+  for (size_t begin = 0, before = 1; before != windows.size(); begin += length) {
+    before = windows.size();
+    for (const auto& document : documents) {
+      if (windows.size() == static_cast<size_t>(options.documents)) return windows;
+      // A rest is used where it is all there is of a document, or long enough to matter.
+      const size_t left = document.size() - std::min(begin, document.size());
+      if (left == 0 || (begin > 0 && left < length / 2)) continue;
+      const auto from = document.begin() + static_cast<std::ptrdiff_t>(begin);
+      windows.emplace_back(from, from + static_cast<std::ptrdiff_t>(std::min(left, length)));
+    }
+  }
+  return windows;
+}
+
+int run_calibrate(const CalibrateOptions& options, const Context& context) {
+  const std::atomic<bool>& stop = watch_interrupt();
+  const std::string path = model_path(options.inputs);
+  const auto model = Model::load(path, model_options(options.inputs, context));
+  const auto tokenizer = Tokenizer::load(path);
+  const auto windows = windows_of(options, *tokenizer, model->info().context);
+  const ReadSource source = read_source(model->info());
+  const ReadBasis basis{options.seed, options.layer_signs, options.transform == "klt"};
+  const std::string out = options.out.empty() ? calibration_path(source, basis) : options.out;
+  if (const fs::path folder = fs::path(out).parent_path(); !folder.empty()) {
+    std::error_code failure;
+    fs::create_directories(folder, failure);
+    if (failure)
+      throw Error(ErrorKind::io, str(folder.string(), ": cannot be made: ", failure.message()));
+  }
+  // Keys and values as the graph makes them, so that a figure is rounded once.
+  SessionOptions session_options;
+  session_options.cache_type = Scalar::f32;
+  Session session(*model, *context.pool, session_options);
+  ReadCalibration calibration;
+  {
+    ProgressBar bar("calibrating", false);
+    calibration = calibrate(
+        session, source, basis, windows,
+        [&](const Progress& p) { bar.update(p.done, p.total, p.seconds, "tokens"); }, &stop);
+  }
+  save(calibration, out);
+  if (context.json) {
+    std::printf("%s\n", nlohmann::ordered_json{{"file", out},
+                                               {"model", source.model},
+                                               {"transform", options.transform},
+                                               {"seed", basis.seed},
+                                               {"windows", windows.size()},
+                                               {"tokens", calibration.tokens},
+                                               {"charged_bytes", calibration.charged_bytes()}}
+                            .dump(2)
+                            .c_str());
+  } else {
+    std::printf("%s: %s tokens in %zu windows, %s of shared state\n", out.c_str(),
+                human_count(static_cast<uint64_t>(calibration.tokens)).c_str(), windows.size(),
+                human_bytes(calibration.charged_bytes()).c_str());
+  }
+  return kDone;
+}
+
+Action add(CLI::App& app) {
+  auto options = std::make_shared<CalibrateOptions>();
+  app.add_option("--text", options->texts,
+                 "held-out documents: files, or folders of .txt and .md files")
+      ->type_name("DIR|FILE")
+      ->required();
+  app.add_option("-o,--out", options->out,
+                 "where the calibration goes; without it to where readkv looks for it")
+      ->type_name("FILE");
+  app.add_option("--transform", options->transform, "of keys; as in the method's options")
+      ->check(CLI::IsMember({"hadamard", "klt"}))
+      ->capture_default_str();
+  app.add_option("--seed", options->seed, "of the transforms' random signs")->capture_default_str();
+  app.add_flag("--layer-signs", options->layer_signs, "each layer has signs of its own");
+  app.add_option("--documents", options->documents, "most windows used")
+      ->check(CLI::Range(1, 100000))
+      ->capture_default_str();
+  app.add_option("--window", options->window, "tokens of a window")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  add_model_options(app, &options->inputs);
+  return [options](const Context& context) { return run_calibrate(*options, context); };
+}
+
+}  // namespace
+
+extern constinit const Command calibrate_command = {
+    "calibrate", "measure a model on held-out text, for methods that need it (readkv)", add};
+
+}  // namespace kvist

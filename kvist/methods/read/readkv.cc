@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: MIT
+// ReadKV (arXiv:2610.11245): keep W bits of every number, read a few, chosen anew by each query.
+#include "kvist/core/error.h"
+#include "kvist/methods/method.h"
+#include "kvist/methods/read/reading.h"
+
+namespace kvist {
+namespace {
+
+using Kind = OptionSpec::Kind;
+constexpr OptionSpec kOptions[] = {
+    {.name = "store",
+     .kind = Kind::integer,
+     .fallback = "8",
+     .unit = "bits",
+     .help = "W, kept of every number",
+     .least = 1,
+     .most = 8},
+    {.name = "read",
+     .kind = Kind::number,
+     .fallback = "4",
+     .unit = "bits",
+     .help = "R, read of a number on average; at most store",
+     .most = 8},
+    {.name = "read_keys",
+     .kind = Kind::number,
+     .fallback = "read",
+     .unit = "bits",
+     .help = "R_K, the same for keys alone",
+     .choices = "read",
+     .most = 8},
+    {.name = "read_values",
+     .kind = Kind::number,
+     .fallback = "read",
+     .unit = "bits",
+     .help = "R_V, the same for values alone",
+     .choices = "read",
+     .most = 8},
+    {.name = "transform",
+     .kind = Kind::choice,
+     .fallback = "hadamard",
+     .unit = "",
+     .help =
+         "of keys before coding: random signs and a Hadamard matrix, or the eigenvectors of each "
+         "head's keys",
+     .choices = "hadamard|klt"},
+    {.name = "seed",
+     .kind = Kind::integer,
+     .fallback = "20260801",
+     .unit = "",
+     .help = "of the random signs"},
+    {.name = "signs",
+     .kind = Kind::choice,
+     .fallback = "shared",
+     .unit = "",
+     .help = "one set of signs for all layers, or one each",
+     .choices = "shared|per_layer"},
+    {.name = "sinks",
+     .kind = Kind::integer,
+     .fallback = "0",
+     .unit = "tokens",
+     .help = "first tokens kept exact, in 16 bits",
+     .most = 4096},
+    {.name = "recent",
+     .kind = Kind::integer,
+     .fallback = "0",
+     .unit = "tokens",
+     .help = "newest tokens kept exact, in 16 bits",
+     .most = 4096},
+    {.name = "protect",
+     .kind = Kind::integer,
+     .fallback = "0",
+     .unit = "layers",
+     .help = "layers at either end that stay uncompressed (2: the paper's dagger)",
+     .most = 1024},
+    {.name = "budget",
+     .kind = Kind::choice,
+     .fallback = "pooled",
+     .unit = "",
+     .help = "bits are shared among a layer's heads, or each has its own",
+     .choices = "pooled|per_head"},
+    {.name = "min_depth",
+     .kind = Kind::integer,
+     .fallback = "0",
+     .unit = "bits",
+     .help = "read of every channel and token before importance counts",
+     .most = 1},
+    {.name = "pairs",
+     .kind = Kind::boolean,
+     .fallback = "false",
+     .unit = "",
+     .help = "two adjacent tokens are read equally deep"},
+    {.name = "uniform",
+     .kind = Kind::choice,
+     .fallback = "none",
+     .unit = "",
+     .help = "a control: all of these are read equally deep",
+     .choices = "none|keys|values|both"},
+    {.name = "two_depth",
+     .kind = Kind::choice,
+     .fallback = "none",
+     .unit = "",
+     .help = "a control: these are read to the full depth or to `low`, nothing between",
+     .choices = "none|keys|values|both"},
+    {.name = "low",
+     .kind = Kind::integer,
+     .fallback = "0",
+     .unit = "bits",
+     .help = "the lesser depth of two_depth",
+     .most = 1},
+    {.name = "key_weights",
+     .kind = Kind::choice,
+     .fallback = "query",
+     .unit = "",
+     .help = "channels are weighed by the query at hand, or (a control) by the mean query of the "
+             "calibration",
+     .choices = "query|calibration"},
+    {.name = "value_weights",
+     .kind = Kind::choice,
+     .fallback = "standard",
+     .unit = "",
+     .help = "errors of values count in units of their spread, or as they are",
+     .choices = "standard|physical"},
+    {.name = "calibration",
+     .kind = Kind::choice,
+     .fallback = "file",
+     .unit = "",
+     .help = "means and scales from a file of kvist calibrate, or from the prompt itself",
+     .choices = "file|prompt"},
+};
+
+bool names(const std::string& what, const char* part) { return what == part || what == "both"; }
+
+// Bits read of a number; a default never asks for more than is stored.
+Ratio rate(const Options& o, const char* name) {
+  const Ratio read = o.ratio("read"), stored{o.integer("store"), 1};
+  if (o.text(name) != "read") return o.ratio(name);
+  return !o.given("read") && read.value() > stored.value() ? stored : read;
+}
+
+Reading reading(const Options& o) {
+  Reading r;
+  ReadPlan& p = r.plan;
+  p.width = static_cast<int>(o.integer("store"));
+  p.key_rate = rate(o, "read_keys");
+  p.value_rate = rate(o, "read_values");
+  p.per_head = o.text("budget") == "per_head";
+  p.min_depth = static_cast<int>(o.integer("min_depth"));
+  p.pairs = o.boolean("pairs");
+  p.uniform_keys = names(o.text("uniform"), "keys");
+  p.uniform_values = names(o.text("uniform"), "values");
+  p.two_depth_keys = names(o.text("two_depth"), "keys");
+  p.two_depth_values = names(o.text("two_depth"), "values");
+  p.low = static_cast<int>(o.integer("low"));
+  p.calibrated_keys = o.text("key_weights") == "calibration";
+  p.physical_values = o.text("value_weights") == "physical";
+  p.sinks = static_cast<int>(o.integer("sinks"));
+  p.recent = static_cast<int>(o.integer("recent"));
+  p.protect = static_cast<int>(o.integer("protect"));
+  check(p);
+  r.basis.seed = static_cast<uint64_t>(o.integer("seed"));
+  r.basis.layer_signs = o.text("signs") == "per_layer";
+  r.basis.klt = o.text("transform") == "klt";
+  r.calibrate_on_prompt = o.text("calibration") == "prompt";
+  return r;
+}
+
+}  // namespace
+
+extern constinit const Method readkv = {
+    .name = "readkv",
+    .paper = "arXiv:2610.11245",
+    .summary =
+        "keeps a progressive code of every number and reads as many bits as the query needs: "
+        "key channels by the query, value tokens by attention",
+    .decides = "reads",
+    .options = kOptions,
+    .read = reading};
+
+}  // namespace kvist

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: MIT
+// Measures what ReadKV must know about a model: runs held-out text through it and looks at keys,
+// values and queries. Says where such measurements are kept.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kvist/methods/read/calibration.h"
+#include "kvist/model/model.h"
+#include "kvist/runtime/session.h"
+
+namespace kvist {
+
+// What a calibration of this model belongs to.
+ReadSource read_source(const ModelInfo& info);
+
+// Over windows of token ids, each prefilled alone, as the paper does (its section 4: 32 documents,
+// a window of 2,048 tokens each). on_progress counts tokens; *stop becoming true throws
+// Error(interrupted).
+ReadCalibration calibrate(Session& session, const ReadSource& source, const ReadBasis& basis,
+                          std::span<const std::vector<int32_t>> windows,
+                          const std::function<void(const Progress&)>& on_progress = {},
+                          const std::atomic<bool>* stop = nullptr);
+
+// Over the uncompressed prefix of the session alone. Queries are those that prefill recorded.
+ReadCalibration calibrate_on_prefix(Session& session, const ReadSource& source,
+                                    const ReadBasis& basis);
+
+// Where `kvist calibrate` puts a calibration and `readkv` looks for it: a folder of the user's
+// (KVIST_CALIBRATION, else $XDG_DATA_HOME/kvist, else ~/.local/share/kvist), the file named by the
+// model's hash and the transforms.
+std::string calibration_folder();
+std::string calibration_path(const ReadSource& source, const ReadBasis& basis);
+
+}  // namespace kvist
