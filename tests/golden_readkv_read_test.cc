@@ -162,7 +162,7 @@ TEST_P(GoldenRead, SchedulesAndOutputAreTheReferences) {
   });
 }
 INSTANTIATE_TEST_SUITE_P(Cases, GoldenRead, testing::ValuesIn(names("two-stage reader")),
-                         [](const auto& info) { return info.param; });
+                         [](const auto& tested) { return tested.param; });
 
 TEST(GoldenReadKv, CodesAreTheReferences) {
   const std::string folder = golden::whole_suite("readkv");

@@ -71,11 +71,16 @@ TEST(Table, EveryChoiceIsAccepted) {
         const size_t bar = std::min(choices.find('|', at), choices.size());
         std::string value = choices.substr(at, bar - at);
         if (value.ends_with(":N")) value.replace(value.size() - 1, 1, "47");
-        const Selection s = run_method(str(method->name, "(", option.name, "=", value, ")"), layer);
+        const std::string text = str(method->name, "(", option.name, "=", value, ")");
+        at = bar + 1;
+        if (method->select == nullptr) {
+          EXPECT_TRUE(parse_spec(text).reading().has_value()) << text;
+          continue;
+        }
+        const Selection s = run_method(text, layer);
         size_t kept = 0;
         for (const auto& head : s.kept) kept += head.size();
         EXPECT_EQ(kept, 150u) << option.name << "=" << value;
-        at = bar + 1;
       }
     }
   }
