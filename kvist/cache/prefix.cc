@@ -2,6 +2,8 @@
 // What prefixes do alike: the ledger over all layers, and the workspace of plain runs.
 #include "kvist/cache/prefix.h"
 
+#include "kvist/cache/suffix.h"
+
 namespace kvist {
 
 Bytes PrefixCache::bytes() const {
@@ -9,6 +11,8 @@ Bytes PrefixCache::bytes() const {
   for (int layer = 0; layer < n_layers(); ++layer) all += bytes(layer);
   return all;
 }
+
+SuffixLayer PrefixCache::new_suffix(int) const { return SuffixLayer(DenseLayer(shape())); }
 
 void PrefixCache::reserve(AttendWorkspace& workspace, int n_rows, int n_tokens,
                           int n_workers) const {

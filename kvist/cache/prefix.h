@@ -18,6 +18,7 @@
 namespace kvist {
 
 class CodedLayer;
+class SuffixLayer;
 class ReadWorkspace;
 struct ReadTrace;
 
@@ -82,6 +83,8 @@ class PrefixCache {
   // Most tokens that one head of any layer holds.
   virtual int longest_head() const = 0;
   virtual Bytes bytes(int layer) const = 0;
+  // An empty store for what one question appends to a layer.
+  virtual SuffixLayer new_suffix(int layer) const;
   // Sizes a workspace for calls of up to n_rows rows whose suffixes hold at most n_tokens tokens.
   virtual void reserve(AttendWorkspace& workspace, int n_rows, int n_tokens, int n_workers) const;
   Bytes bytes() const;

@@ -104,6 +104,13 @@ void PlainPrefix::select(int layer, std::span<const std::vector<int32_t>> kept, 
   dense_[at].reset();
 }
 
+void PlainPrefix::release(int layer) {
+  const size_t at = static_cast<size_t>(layer);
+  dense_[at].reset();
+  ragged_[at].reset();
+  runs_[at].clear();
+}
+
 const DenseLayer* PlainPrefix::dense(int layer) const {
   return dense_[static_cast<size_t>(layer)].get();
 }

@@ -40,7 +40,9 @@ class PlainPrefix final : public PrefixCache {
   PlainPrefix(const KvShape& shape, std::vector<DenseLayer> layers, int n_tokens);
   // Replaces layer `layer` by the kept entries and frees its dense form.
   void select(int layer, std::span<const std::vector<int32_t>> kept, ThreadPool* pool = nullptr);
-  const DenseLayer* dense(int layer) const;  // null once selected
+  const DenseLayer* dense(int layer) const;  // null once selected or released
+  // Frees what layer `layer` holds: it has found another form.
+  void release(int layer);
 
   const KvShape& shape() const override { return shape_; }
   int n_layers() const override { return static_cast<int>(runs_.size()); }

@@ -7,11 +7,13 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 
 #include "kvist/cli/document.h"
 #include "kvist/cli/interrupt.h"
 #include "kvist/cli/terminal.h"
 #include "kvist/core/error.h"
+#include "kvist/runtime/calibrate.h"
 
 namespace kvist {
 namespace {
@@ -26,6 +28,29 @@ BatchWeights batch_weights_of(const std::string& text) {
   if (text == "scratch") return BatchWeights::scratch;
   if (text == "copy") return BatchWeights::copy;
   return BatchWeights::automatic;
+}
+
+// The calibration that readkv needs, from the file named or from where kvist calibrate puts it.
+std::shared_ptr<const CalibratedCode> load_code(const Inputs& inputs, const Reading& reading,
+                                                const ModelInfo& info) {
+  const ReadSource source = read_source(info);
+  const std::string usual = calibration_path(source, reading.basis);
+  const std::string path = inputs.calibration.empty() ? usual : inputs.calibration;
+  if (inputs.calibration.empty() && !std::filesystem::exists(usual)) {
+    throw Error(
+        ErrorKind::not_found,
+        str("readkv needs a calibration of ", info.path, ", and there is none at ", usual,
+            ". Make one with `kvist calibrate -m MODEL --text DIR`, name one with --calibration "
+            "FILE, or let the prompt calibrate itself with readkv(calibration=prompt)"));
+  }
+  ReadCalibration calibration = load_calibration(path);
+  calibration.check_fits(source);
+  if (!(calibration.basis == reading.basis)) {
+    throw Error(ErrorKind::invalid_argument,
+                str(path, " was measured under ", name_of(calibration.basis),
+                    ", but the method asks for ", name_of(reading.basis)));
+  }
+  return std::make_shared<CalibratedCode>(std::move(calibration));
 }
 
 }  // namespace
@@ -66,6 +91,9 @@ void add_inputs(CLI::App& app, Inputs* inputs) {
                  "what decides which tokens stay; 'none' keeps all; see kvist methods")
       ->type_name("SPEC")
       ->capture_default_str();
+  app.add_option("--calibration", inputs->calibration,
+                 "for readkv: a file of kvist calibrate (default: where it puts them)")
+      ->type_name("FILE");
   app.add_flag("--raw", inputs->raw, "no chat template: document, question and a line break");
   add_model_options(app, inputs);
 }
@@ -112,6 +140,9 @@ Loaded load(const Inputs& inputs, const Context& context) {
   const std::string path = model_path(inputs);
   loaded.text = read_document(inputs.document);
   loaded.model = Model::load(path, model_options(inputs, context));
+  loaded.reading = loaded.spec.reading();
+  if (loaded.reading && !loaded.reading->calibrate_on_prompt)
+    loaded.code = load_code(inputs, *loaded.reading, loaded.model->info());
   loaded.tokenizer = Tokenizer::load(path);
   loaded.prompt = std::make_unique<Prompt>(*loaded.tokenizer, inputs.raw);
   loaded.ids = loaded.prompt->document(loaded.text);
@@ -130,13 +161,25 @@ void prefill(Loaded& loaded, const Selector* selector, Timings* timings) {
 }
 
 void compress(Loaded& loaded, Selector* selector, Session::Explanation* explain, Timings* timings) {
-  if (selector == nullptr) return;
-  ProgressBar bar("compressing", false);
+  if (selector == nullptr && !loaded.reading) return;
   const auto begin = Clock::now();
-  loaded.session->compress(*selector, explain, [&](const Progress& p) {
-    bar.update(p.done, p.total, p.seconds, "layers");
-  });
+  {
+    ProgressBar bar("compressing", false);
+    const auto on_progress = [&](const Progress& p) {
+      bar.update(p.done, p.total, p.seconds, "layers");
+    };
+    Session& session = *loaded.session;
+    if (loaded.reading && !loaded.code) {
+      loaded.code = std::make_shared<CalibratedCode>(
+          calibrate_on_prefix(session, read_source(loaded.model->info()), loaded.reading->basis));
+    }
+    if (selector != nullptr) session.compress(*selector, explain, on_progress);
+    if (loaded.reading) session.encode(loaded.reading->plan, loaded.code, on_progress);
+  }
   timings->construct_ms = ms_since(begin);
+  if (loaded.reading && loaded.reading->calibrate_on_prompt) {
+    std::fprintf(stderr, "note: calibrated on the prompt itself, not on held-out text\n");
+  }
 }
 
 }  // namespace kvist

@@ -5,6 +5,7 @@
 
 #include <CLI/App.hpp>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,7 @@ namespace kvist {
 // As typed.
 struct Inputs {
   std::string model, document, method = "twinkv(ratio=0.5)";
+  std::string calibration;  // a file, "" for where kvist calibrate puts it
   std::string batch_weights = "auto", rope_scaling, cache_type = "f16", precision = "fast";
   int chunk = 512;
   bool raw = false, verbose = false;
@@ -42,6 +44,10 @@ struct Loaded {
   std::unique_ptr<Prompt> prompt;
   std::vector<int32_t> ids;  // template head and document
   std::unique_ptr<Session> session;
+  // Where the spec codes its numbers: how, and the calibration, null where it comes from the
+  // prompt.
+  std::optional<Reading> reading;
+  std::shared_ptr<const CalibratedCode> code;
 };
 // Looks at the cheap things first: a wrong method or a missing document is told before a model is
 // read.
@@ -53,7 +59,7 @@ struct Timings {
 // Runs the document through the model; what `selector` needs is recorded on the way. Progress on
 // stderr.
 void prefill(Loaded& loaded, const Selector* selector, Timings* timings);
-// Applies the selector, if there is one.
+// Applies the selector, if there is one, then codes what it left, if the spec says so.
 void compress(Loaded& loaded, Selector* selector, Session::Explanation* explain, Timings* timings);
 
 }  // namespace kvist

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "kvist/core/error.h"
+
 namespace kvist {
 
 QueryWindow::QueryWindow(int n_layers, int heads, int head_dim, int n_tokens, int n_rows)
@@ -40,9 +42,11 @@ CachedAttention::CachedAttention(const KvShape& shape, int n_layers, float logit
 }
 
 void CachedAttention::begin_step(const PrefixCache* prefix, std::span<const SequenceRows> sequences,
-                                 std::span<const int32_t> positions, QueryWindow* window) {
+                                 std::span<const int32_t> positions, QueryWindow* window,
+                                 ReadTrace* trace) {
   prefix_ = prefix;
   window_ = window;
+  trace_ = trace;
   sequences_.assign(sequences.begin(), sequences.end());
   positions_.assign(positions.begin(), positions.end());
   first_token_.clear();
@@ -52,49 +56,74 @@ void CachedAttention::begin_step(const PrefixCache* prefix, std::span<const Sequ
     longest = std::max(longest, first_token_.back() + s.n_rows);
   }
   try {
+    scratch_floats_ = 0;
     for (size_t i = 0; i < sequences_.size(); ++i) {
-      for (DenseLayer& layer : *sequences_[i].stores) {
+      for (SuffixLayer& layer : *sequences_[i].stores) {
         layer.reserve(first_token_[i] + sequences_[i].n_rows);
         layer.resize(first_token_[i] + sequences_[i].n_rows);
+        scratch_floats_ = std::max(scratch_floats_, layer.scratch_floats());
       }
     }
-    workspace_.reserve(shape_, static_cast<int>(positions.size()),
-                       longest + (prefix ? prefix->longest_head() : 0), n_workers_);
+    const size_t scratch = scratch_floats_ * static_cast<size_t>(n_workers_);
+    if (scratch_.size() < scratch) scratch_ = Buffer<float>(scratch);
+    const int n_rows = static_cast<int>(positions.size());
+    if (prefix != nullptr) {
+      prefix->reserve(workspace_, n_rows, longest, n_workers_);
+    } else {
+      workspace_.reserve(shape_, n_rows, longest, n_workers_);
+    }
   } catch (...) {
     abandon_step();
     throw;
   }
   suffixes_.clear();
+  not_finite_.clear();
   for (int layer = 0; layer < n_layers_; ++layer) {
     for (size_t i = 0; i < sequences_.size(); ++i) {
       const SequenceRows& s = sequences_[i];
-      suffixes_.push_back({.store = &(*s.stores)[layer],
-                           .row = s.row,
-                           .n_rows = s.n_rows,
-                           .first_token = first_token_[i]});
+      suffixes_.push_back(
+          (*s.stores)[static_cast<size_t>(layer)].rows(s.row, s.n_rows, first_token_[i]));
     }
+    not_finite_.push_back(not_finite(layer));
   }
 }
 
 void CachedAttention::abandon_step() {
   for (size_t i = 0; i < sequences_.size(); ++i) {
-    for (DenseLayer& layer : *sequences_[i].stores)
+    for (SuffixLayer& layer : *sequences_[i].stores)
       layer.resize(std::min(layer.size(), first_token_[i]));
   }
   sequences_.clear();
 }
 
+int64_t CachedAttention::not_finite(int layer) const {
+  int64_t sum = 0;
+  for (const SequenceRows& s : sequences_)
+    sum += (*s.stores)[static_cast<size_t>(layer)].not_finite();
+  return sum;
+}
+
+void CachedAttention::check_finite() const {
+  for (int layer = 0; layer < n_layers_; ++layer) {
+    if (not_finite(layer) == not_finite_[static_cast<size_t>(layer)]) continue;
+    throw Error(ErrorKind::corrupt,
+                str("layer ", layer, ", positions ", positions_.front(), " to ", positions_.back(),
+                    ": a key or value is not finite and cannot be coded"));
+  }
+}
+
 void CachedAttention::append(int layer, const float* k, const float* v, Worker worker) noexcept {
   const size_t width = static_cast<size_t>(shape_.kv_heads) * shape_.head_dim;
+  float* scratch = scratch_.data() + scratch_floats_ * static_cast<size_t>(worker.index);
   for (size_t i = 0; i < sequences_.size(); ++i) {
     const SequenceRows& s = sequences_[i];
-    DenseLayer& store = (*s.stores)[layer];
+    SuffixLayer& store = (*s.stores)[static_cast<size_t>(layer)];
     // Whole blocks of keys to one worker each: adjacent tokens share cache lines.
     const int step = s.n_rows >= kernels::kBlock ? kernels::kBlock : 1;
     for (int r = 0; r < s.n_rows; ++r) {
       if ((first_token_[i] + r) / step % worker.count != worker.index) continue;
       const size_t row = static_cast<size_t>(s.row + r) * width;
-      store.write(first_token_[i] + r, k + row, v + row);
+      store.write(first_token_[i] + r, k + row, v + row, scratch);
     }
   }
 }
@@ -114,6 +143,7 @@ void CachedAttention::attend(int layer, const float* q, float* out, Worker worke
   call.logit_scale = logit_scale_;
   call.suffixes = std::span(suffixes_).subspan(layer * sequences_.size(), sequences_.size());
   call.precision = precision_;
+  call.trace = trace_;
   if (prefix_ != nullptr) {
     prefix_->attend(call, workspace_, worker);
   } else {

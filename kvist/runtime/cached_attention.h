@@ -7,8 +7,9 @@
 #include <span>
 #include <vector>
 
-#include "kvist/cache/dense.h"
+#include "kvist/cache/coded_reader.h"
 #include "kvist/cache/prefix.h"
+#include "kvist/cache/suffix.h"
 #include "kvist/core/buffer.h"
 #include "kvist/core/tensor.h"
 #include "kvist/model/attention.h"
@@ -16,7 +17,7 @@
 namespace kvist {
 
 // The growing store of one sequence, all layers.
-using LayerStores = std::vector<DenseLayer>;
+using LayerStores = std::vector<SuffixLayer>;
 
 // Keeps the queries of the last positions of a prompt, for selectors that ask for them.
 class QueryWindow {
@@ -52,7 +53,11 @@ class CachedAttention final : public Attention {
   // (null: none) and `window` (null: nothing to record) outlive the step. Throws Error(exhausted)
   // with all stores as they were.
   void begin_step(const PrefixCache* prefix, std::span<const SequenceRows> sequences,
-                  std::span<const int32_t> positions, QueryWindow* window);
+                  std::span<const int32_t> positions, QueryWindow* window,
+                  ReadTrace* trace = nullptr);
+  // After a step: throws Error(corrupt) naming the layer where a key or value was not finite and
+  // its store cannot hold that.
+  void check_finite() const;
   // After a step that failed: takes its rows out of the stores again.
   void abandon_step();
 
@@ -60,6 +65,8 @@ class CachedAttention final : public Attention {
   void attend(int layer, const float* q, float* out, Worker worker) noexcept override;
 
  private:
+  int64_t not_finite(int layer) const;  // in all stores of the step
+
   KvShape shape_;
   int n_layers_;
   float logit_scale_;
@@ -68,11 +75,15 @@ class CachedAttention final : public Attention {
 
   const PrefixCache* prefix_ = nullptr;
   QueryWindow* window_ = nullptr;
+  ReadTrace* trace_ = nullptr;
   std::vector<SequenceRows> sequences_;
   std::vector<int> first_token_;    // [sequences] index in its store of a sequence's first new row
   std::vector<int32_t> positions_;  // [rows]
   std::vector<SuffixRows> suffixes_;       // [layers][sequences]
   std::vector<kernels::KvRun> no_prefix_;  // [kv_heads], all empty
+  std::vector<int64_t> not_finite_;        // [layers] in the stores before the step
+  size_t scratch_floats_ = 0;              // of a worker
+  Buffer<float> scratch_;                  // [workers][scratch_floats_]
   AttendWorkspace workspace_;
 };
 

@@ -7,6 +7,7 @@
 #include <map>
 #include <optional>
 
+#include "kvist/cache/coded_prefix.h"
 #include "kvist/cache/ragged.h"
 #include "kvist/runtime/cached_attention.h"
 
@@ -47,13 +48,24 @@ struct Session::Impl {
         shape(shape_of(m.info(), o.cache_type)),
         attention(shape, m.info().n_layers, m.info().logit_scale, o.precision, p.n_threads()) {}
 
-  LayerStores new_stores() const {
+  LayerStores new_suffix() const {
     LayerStores stores;
-    for (int layer = 0; layer < model.info().n_layers; ++layer) stores.emplace_back(shape);
+    for (int layer = 0; layer < model.info().n_layers; ++layer)
+      stores.push_back(require_prefix().new_suffix(layer));
     return stores;
   }
-  const PlainPrefix& require_prefix() const;
+  const PrefixCache& require_prefix() const;
+  PlainPrefix& require_plain();
+  void hold(LayerStores document, int n_tokens);
   LayerStores& stores_of(int sequence);
+  void forget() {  // prefix and questions
+    plain.reset();
+    coded.reset();
+    sequences.clear();
+    n_prompt = 0;
+    window = {};
+    trace = {};
+  }
   void run(const PrefixCache* over, std::span<const SequenceRows> rows,
            std::span<const int32_t> tokens, std::span<const int32_t> positions,
            std::span<const uint8_t> want, QueryWindow* record, std::vector<float>* logits);
@@ -64,16 +76,37 @@ struct Session::Impl {
   SessionOptions options;
   KvShape shape;
   CachedAttention attention;
-  std::unique_ptr<PlainPrefix> prefix;
+  std::unique_ptr<PlainPrefix> plain;  // one of the two
+  std::unique_ptr<CodedPrefix> coded;
+  ReadTrace trace;
   QueryWindow window;
   int n_prompt = 0;
   int next_sequence = 1;
   std::map<int, LayerStores> sequences;
 };
 
-const PlainPrefix& Session::Impl::require_prefix() const {
-  if (!prefix) throw Error(ErrorKind::invalid_argument, "no document was prefilled yet");
-  return *prefix;
+const PrefixCache& Session::Impl::require_prefix() const {
+  if (coded) return *coded;
+  if (!plain) throw Error(ErrorKind::invalid_argument, "no document was prefilled yet");
+  return *plain;
+}
+
+// The prefix as something that may still be compressed.
+PlainPrefix& Session::Impl::require_plain() {
+  require_prefix();
+  if (coded) throw Error(ErrorKind::invalid_argument, "the prefix is coded already");
+  if (!sequences.empty()) {
+    throw Error(ErrorKind::invalid_argument,
+                "questions are open: close them before the prefix is compressed");
+  }
+  return *plain;
+}
+
+void Session::Impl::hold(LayerStores document, int n_tokens) {
+  std::vector<DenseLayer> layers;
+  for (SuffixLayer& layer : document) layers.push_back(layer.take_dense());
+  plain = std::make_unique<PlainPrefix>(shape, std::move(layers), n_tokens);
+  n_prompt = n_tokens;
 }
 
 LayerStores& Session::Impl::stores_of(int sequence) {
@@ -93,9 +126,10 @@ void Session::Impl::run(const PrefixCache* over, std::span<const SequenceRows> r
   for (size_t i = 0; i < rows.size(); ++i) {
     sequence_of_row.insert(sequence_of_row.end(), rows[i].n_rows, static_cast<int32_t>(i));
   }
-  attention.begin_step(over, rows, positions, record);
+  attention.begin_step(over, rows, positions, record, coded ? &trace : nullptr);
   try {
     model.step({tokens, positions, sequence_of_row, want}, attention, logits);
+    attention.check_finite();
   } catch (...) {
     attention.abandon_step();
     throw;
@@ -122,15 +156,13 @@ std::vector<float> Session::prefill(std::span<const int32_t> tokens, Selector::N
         str("the prompt has ", n, " tokens, but ", info.path, " has a context of ", info.context,
             "; shorten it, or stretch the context with --rope-scaling (linear:F or yarn:F)"));
   }
-  s.prefix.reset();
-  s.sequences.clear();
-  s.n_prompt = 0;
-  s.window = {};
+  s.forget();
   const int window = needs.window_queries;
   if (window > 0) s.window = QueryWindow(info.n_layers, info.heads, info.head_dim, n, window);
 
-  LayerStores document = s.new_stores();
-  for (DenseLayer& layer : document) layer.reserve(n);
+  LayerStores document;
+  for (int layer = 0; layer < info.n_layers; ++layer) document.emplace_back(DenseLayer(s.shape));
+  for (SuffixLayer& layer : document) layer.reserve(n);
   std::vector<float> logits;
   const auto start = Clock::now();
   for (int begin = 0; begin < n; begin += s.options.chunk) {
@@ -148,19 +180,18 @@ std::vector<float> Session::prefill(std::span<const int32_t> tokens, Selector::N
           window > 0 ? &s.window : nullptr, &logits);
     if (on_progress) on_progress({begin + count, n, seconds_since(start)});
   }
-  s.prefix = std::make_unique<PlainPrefix>(s.shape, std::move(document), n);
-  s.n_prompt = n;
+  s.hold(std::move(document), n);
   return logits;
 }
 
 void Session::each_layer(const std::function<void(const LayerInput&)>& look,
                          const std::function<void(const Progress&)>& on_progress) {
   Impl& s = *impl_;
-  s.require_prefix();
+  const PlainPrefix& plain = s.require_plain();
   const ModelInfo& info = s.model.info();
   const auto start = Clock::now();
   for (int layer = 0; layer < info.n_layers; ++layer) {
-    const DenseLayer* dense = s.prefix->dense(layer);
+    const DenseLayer* dense = plain.dense(layer);
     if (dense == nullptr)
       throw Error(ErrorKind::invalid_argument, "the prefix is compressed already");
     const DenseRows keys(*dense, true), values(*dense, false);
@@ -184,10 +215,6 @@ void Session::each_layer(const std::function<void(const LayerInput&)>& look,
 void Session::compress(Selector& selector, Explanation* explain,
                        const std::function<void(const Progress&)>& on_progress) {
   Impl& s = *impl_;
-  if (!s.sequences.empty()) {
-    throw Error(ErrorKind::invalid_argument,
-                "questions are open: close them before the prefix is compressed");
-  }
   std::vector<std::vector<std::vector<int32_t>>> kept;
   each_layer(
       [&](const LayerInput& input) {
@@ -199,9 +226,41 @@ void Session::compress(Selector& selector, Explanation* explain,
   // Nothing was changed so far; from here on only memory can fail, and each layer's dense form goes
   // before the next is gathered.
   for (size_t layer = 0; layer < kept.size(); ++layer)
-    s.prefix->select(static_cast<int>(layer), kept[layer], &s.pool);
+    s.plain->select(static_cast<int>(layer), kept[layer], &s.pool);
   s.window = {};
 }
+
+void Session::encode(const ReadPlan& plan, std::shared_ptr<const CalibratedCode> code,
+                     const std::function<void(const Progress&)>& on_progress) {
+  Impl& s = *impl_;
+  s.require_plain();
+  check(plan);
+  const int n_layers = s.model.info().n_layers;
+  for (int layer = 0; layer < n_layers; ++layer) {
+    if (s.plain->dense(layer) == nullptr)
+      throw Error(ErrorKind::invalid_argument, "the prefix is compressed already");
+    if (!is_protected(plan, layer, n_layers)) require_finite(*s.plain, layer, s.pool);
+  }
+  const auto start = Clock::now();
+  s.coded = std::make_unique<CodedPrefix>(std::move(s.plain), plan, std::move(code));
+  s.window = {};
+  s.trace = {};
+  for (int layer = 0; layer < n_layers; ++layer) {
+    s.coded->encode(layer, s.pool);
+    if (on_progress) on_progress({layer + 1, n_layers, seconds_since(start)});
+  }
+}
+
+void Session::start_empty() {
+  Impl& s = *impl_;
+  s.forget();
+  LayerStores nothing;
+  for (int layer = 0; layer < s.model.info().n_layers; ++layer)
+    nothing.emplace_back(DenseLayer(s.shape));
+  s.hold(std::move(nothing), 0);
+}
+
+ReadTrace& Session::read_trace() { return impl_->trace; }
 
 const PrefixCache& Session::prefix() const { return impl_->require_prefix(); }
 int Session::n_prompt() const { return impl_->n_prompt; }
@@ -209,7 +268,7 @@ int Session::n_prompt() const { return impl_->n_prompt; }
 int Session::open() {
   impl_->require_prefix();
   const int id = impl_->next_sequence++;
-  impl_->sequences.emplace(id, impl_->new_stores());
+  impl_->sequences.emplace(id, impl_->new_suffix());
   return id;
 }
 
@@ -225,7 +284,7 @@ int Session::room(int sequence) const {
 
 void Session::Impl::extend(int sequence, std::span<const int32_t> tokens, bool all,
                            std::vector<float>* logits) {
-  const PlainPrefix& over = require_prefix();
+  const PrefixCache& over = require_prefix();
   LayerStores& stores = stores_of(sequence);
   const int n = static_cast<int>(tokens.size());
   if (n == 0) throw Error(ErrorKind::invalid_argument, "no tokens to append");
@@ -264,7 +323,7 @@ std::vector<float> Session::extend_all(int sequence, std::span<const int32_t> to
 void Session::decode(std::span<const int32_t> sequences, std::span<const int32_t> tokens,
                      std::vector<float>* logits) {
   Impl& s = *impl_;
-  const PlainPrefix& over = s.require_prefix();
+  const PrefixCache& over = s.require_prefix();
   std::vector<SequenceRows> rows;
   std::vector<int32_t> positions;
   for (size_t i = 0; i < sequences.size(); ++i) {
@@ -283,7 +342,7 @@ void Session::decode(std::span<const int32_t> sequences, std::span<const int32_t
 Bytes Session::suffix_bytes() const {
   Bytes total;
   for (const auto& [id, stores] : impl_->sequences) {
-    for (const DenseLayer& layer : stores) total += layer.bytes();
+    for (const SuffixLayer& layer : stores) total += layer.bytes();
   }
   return total;
 }

@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "kvist/cache/calibrated_code.h"
+#include "kvist/cache/coded_reader.h"
 #include "kvist/cache/prefix.h"
 #include "kvist/core/thread_pool.h"
 #include "kvist/methods/spec.h"
@@ -56,8 +58,21 @@ class Session {
   void compress(Selector& selector, Explanation* explain = nullptr,
                 const std::function<void(const Progress&)>& on_progress = {});
 
+  // Codes the uncompressed prefix and all that questions append from now on as `plan` says; each
+  // layer's dense form is freed before the next is begun. Throws corrupt naming layer, head,
+  // position and value of a number that is not finite, and has changed nothing then. `code` was
+  // calibrated for this model (ReadCalibration::check_fits).
+  void encode(const ReadPlan& plan, std::shared_ptr<const CalibratedCode> code,
+              const std::function<void(const Progress&)>& on_progress = {});
+  // A prefix of no tokens, for text that is compressed from its first token on: encode() it, open a
+  // sequence and extend that.
+  void start_empty();
+
   const PrefixCache& prefix() const;
   int n_prompt() const;  // tokens prefilled
+
+  // What coded layers have read since encode(), or since it was set to {}.
+  ReadTrace& read_trace();
 
   // Opens a question over the prefix: a new private suffix, empty. Returns its id.
   int open();

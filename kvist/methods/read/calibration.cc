@@ -47,6 +47,11 @@ std::vector<float> orthonormalized(std::span<const float> rows, int d) {
   return out;
 }
 
+std::string name_of(const ReadBasis& basis) {
+  return str(basis.klt ? "klt" : "hadamard", ", seed ", basis.seed, ", ",
+             basis.layer_signs ? "signs per layer" : "shared signs");
+}
+
 HeadTransform ReadCalibration::key_transform(int layer, int kv_head) const {
   const int d = source.shape.head_dim;
   if (!basis.klt) {

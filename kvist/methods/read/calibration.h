@@ -37,6 +37,8 @@ struct ReadBasis {
   bool klt = false;
   friend bool operator==(const ReadBasis&, const ReadBasis&) = default;
 };
+// "hadamard, seed 20260801, shared signs".
+std::string name_of(const ReadBasis& basis);
 
 struct ReadCalibration {
   // Means and scales are values of `format`, rounded once: encoder and decoder use the same.
