@@ -7,6 +7,10 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL GNU AND CMAKE_CXX_COMPILER_VERSION VERSION_LES
   list(APPEND KVIST_WARNINGS -Wno-restrict)  # gcc 12 warns of overlaps in std::string that cannot be (its bug 105651)
 endif()
 
+if(KVIST_SANITIZE)
+  list(APPEND KVIST_WARNINGS -Wno-maybe-uninitialized)  # gcc 12 warns inside std::regex when it instruments it
+endif()
+
 function(kvist_options target)
   target_include_directories(${target} PUBLIC ${CMAKE_SOURCE_DIR})
   target_compile_options(${target} PRIVATE ${KVIST_WARNINGS})

@@ -246,8 +246,8 @@ TEST(GoldenReadKv, ValuePacketsAreTheReferences) {
       for (int head = 0; head < kv_heads; ++head) {
         std::vector<uint8_t> packets(layout.bytes(n));
         for (int j = 0; j < n; ++j)
-          kernels::store_value(layout, packets.data(), j,
-                               &leaf.data[static_cast<size_t>((j * kv_heads + head) * d)]);
+          kernels::store_values(layout, packets.data(), j, 1,
+                                &leaf.data[static_cast<size_t>((j * kv_heads + head) * d)]);
         got.insert(got.end(), packets.begin(), packets.end());
       }
       EXPECT_TRUE(suite.expect(item, width == 8 ? "w8" : "w4", got)) << name;

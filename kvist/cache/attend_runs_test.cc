@@ -55,7 +55,7 @@ struct Case {
   std::vector<float> q;
 
   void add_sequence(int first_token, int n) {
-    suffixes.push_back({nullptr, n_rows, n, first_token});
+    suffixes.push_back({.row = n_rows, .n_rows = n, .first_token = first_token});
     n_rows += n;
   }
   void fill(uint64_t seed) {

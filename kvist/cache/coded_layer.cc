@@ -131,8 +131,37 @@ void CodedLayer::write(int token, const float* k, const float* v, float* x) noex
     std::copy_n(v, d, x);
     encode(x, *code_->u_v[h], code_->mu_v + head * d, code_->sigma_v + head * d, leaf);
     store_dense(dense_v_, head, token, x);
-    kernels::store_value(layout_, values_[h].data(), token, leaf);
+    kernels::store_values(layout_, values_[h].data(), token, 1, leaf);
   }
+}
+
+void CodedLayer::write_block(int head, int token, int n, const float* k, const float* v,
+                             float* scratch) noexcept {
+  const int d = shape_.head_dim, at = token - sealed_;
+  const int64_t size = int64_t{d} * kernels::kBlock;
+  const size_t h = static_cast<size_t>(head);
+  float *columns = scratch, *sums = scratch + size;
+  auto* leaves = reinterpret_cast<uint8_t*>(scratch + 2 * size);
+  auto* rows = leaves + size;
+  const auto encode_side = [&](const float* x, const HeadTransform& u, const float* mu,
+                               const float* sigma, std::vector<Buffer<f16>>& dense, uint8_t* out) {
+    std::fill_n(columns, size, 0.0f);
+    kernels::transpose_into_block(x, n, d, columns);
+    u.apply_columns(columns, kernels::kBlock, sums);
+    for (int t = 0; t < n; ++t) {
+      if (dense_index(token + t) < 0) continue;
+      for (int c = 0; c < d; ++c) sums[c] = columns[c * kernels::kBlock + t];
+      store_dense(dense, head, token + t, sums);
+    }
+    if (!kernels::encode_columns(columns, mu + head * d, sigma + head * d, d, out))
+      ++not_finite_.value;
+  };
+  uint8_t* open = open_[h].data() + int64_t{at / kernels::kBlock} * size;
+  encode_side(k, *code_->u_k[h], code_->mu_k, code_->sigma_k, dense_k_, open);
+  encode_side(v, *code_->u_v[h], code_->mu_v, code_->sigma_v, dense_v_, leaves);
+  for (int t = 0; t < n; ++t)
+    for (int c = 0; c < d; ++c) rows[t * d + c] = leaves[c * kernels::kBlock + t];
+  kernels::store_values(layout_, values_[h].data(), token, n, rows);
 }
 
 void CodedLayer::freeze() {

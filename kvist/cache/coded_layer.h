@@ -57,6 +57,14 @@ class CodedLayer {
   // its codes mean nothing.
   void write(int token, const float* k, const float* v, float* scratch) noexcept;
   size_t scratch_floats() const { return static_cast<size_t>(2 * shape_.head_dim); }
+  // Tokens [token, token + n) of one head at once, n <= 64 and `token` a multiple of 64: the codes
+  // that write() gives. k, v [n][head_dim]; scratch: block_scratch_floats(). Different blocks and
+  // heads from several threads at once are safe.
+  void write_block(int head, int token, int n, const float* k, const float* v,
+                   float* scratch) noexcept;
+  size_t block_scratch_floats() const {
+    return static_cast<size_t>(shape_.head_dim * kernels::kBlock) * 5 / 2;
+  }
 
   // Seals what fills pages and gives back all room for growth; dense rows but the first `sinks` and
   // the last `recent` go.

@@ -3,6 +3,7 @@
 #include "kvist/cache/coded_prefix.h"
 
 #include <algorithm>
+#include <atomic>
 #include <numeric>
 
 #include "kvist/cache/suffix.h"
@@ -12,21 +13,7 @@
 namespace kvist {
 namespace {
 
-constexpr int kPart = 256;  // tokens that a thread codes at a time
-
-// Tokens [begin, end) of all heads of a plain layer, as [tokens][kv_heads][head_dim].
-void load_tokens(const DenseLayer& dense, bool keys, int begin, int end, float* one, float* out) {
-  const KvShape& shape = dense.shape();
-  const auto d = static_cast<size_t>(shape.head_dim), heads = static_cast<size_t>(shape.kv_heads);
-  for (int head = 0; head < shape.kv_heads; ++head) {
-    const kernels::KvRun run = dense.run(head);
-    keys ? kernels::load_keys(run, begin, end, one) : kernels::load_values(run, begin, end, one);
-    for (int t = 0; t < end - begin; ++t) {
-      std::copy_n(one + static_cast<size_t>(t) * d, d,
-                  out + (static_cast<size_t>(t) * heads + static_cast<size_t>(head)) * d);
-    }
-  }
-}
+constexpr int kPart = 256;  // rows looked at at a time
 
 // The first number of a head's rows that is not finite, or -1.
 int64_t first_stray(const kernels::KvRun& run, bool keys) {
@@ -86,19 +73,17 @@ void CodedPrefix::encode(int layer, ThreadPool& pool) {
   made->expect(n);
   made->reserve(n);
   made->resize(n);
-  const auto width = static_cast<size_t>(shape().kv_heads) * static_cast<size_t>(shape().head_dim);
-  const auto of_head = static_cast<size_t>(kPart) * static_cast<size_t>(shape().head_dim);
-  const size_t scratch = made->scratch_floats();
-  pool.run([&](Worker worker) {
-    Buffer<float> one(of_head), k(kPart * width), v(kPart * width), x(scratch);
-    for (int begin = kPart * worker.index; begin < n; begin += kPart * worker.count) {
-      const int end = std::min(n, begin + kPart);
-      load_tokens(*dense, true, begin, end, one.data(), k.data());
-      load_tokens(*dense, false, begin, end, one.data(), v.data());
-      for (int t = begin; t < end; ++t) {
-        const size_t row = static_cast<size_t>(t - begin) * width;
-        made->write(t, k.data() + row, v.data() + row, x.data());
-      }
+  const int blocks = (n + kernels::kBlock - 1) / kernels::kBlock;
+  const size_t size = static_cast<size_t>(shape().head_dim * kernels::kBlock);
+  std::atomic<int> next{0};
+  pool.run([&](Worker) {
+    Buffer<float> k(size), v(size), scratch(made->block_scratch_floats());
+    for (int i = next++; i < blocks * shape().kv_heads; i = next++) {
+      const int head = i / blocks, begin = i % blocks * kernels::kBlock;
+      const int end = std::min(n, begin + kernels::kBlock);
+      kernels::load_keys(dense->run(head), begin, end, k.data());
+      kernels::load_values(dense->run(head), begin, end, v.data());
+      made->write_block(head, begin, end - begin, k.data(), v.data(), scratch.data());
     }
   });
   made->freeze();

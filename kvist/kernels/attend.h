@@ -75,6 +75,9 @@ void store_token(void* k, void* v, Scalar type, int head_dim, int token, const f
 void load_keys(const KvRun& run, int begin, int end, float* out) noexcept;
 void load_values(const KvRun& run, int begin, int end, float* out) noexcept;
 
+// The first n <= 64 columns of a block [head_dim][64] from rows [n][head_dim].
+void transpose_into_block(const float* rows, int n, int head_dim, float* block) noexcept;
+
 // Copies the bits of tokens `kept` (ascending indices into `from`) into frozen storage: k blocks
 // with an exact last block, v rows. `k_out` and `v_out` hold kept.size() * head_dim numbers of
 // from.type each.

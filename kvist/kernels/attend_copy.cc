@@ -130,6 +130,17 @@ void values_typed(const KvRun& run, int begin, int end, float* out) {
   for (; i < n; ++i) out[i] = to_float(v[i]);
 }
 
+// Four tokens and four channels at a time.
+void rows_to_block(const float* rows, int n, int head_dim, float* block) {
+  const int token_fours = n / 4 * 4, channel_fours = head_dim / 4 * 4;
+  for (int t = 0; t < token_fours; t += 4)
+    for (int c = 0; c < channel_fours; c += 4)
+      transpose_four(rows + t * head_dim + c, head_dim, block + c * kBlock + t, kBlock);
+  for (int t = 0; t < n; ++t)
+    for (int c = t < token_fours ? channel_fours : 0; c < head_dim; ++c)
+      block[c * kBlock + t] = rows[t * head_dim + c];
+}
+
 void keys_any(const KvRun& run, int begin, int end, float* out) {
   switch (run.type) {
     case Scalar::f16:
@@ -161,6 +172,7 @@ namespace kvist::kernels {
 HWY_EXPORT(store_any);
 HWY_EXPORT(keys_any);
 HWY_EXPORT(values_any);
+HWY_EXPORT(rows_to_block);
 
 void store_token(void* k, void* v, Scalar type, int head_dim, int token, const float* key,
                  const float* value) noexcept {
@@ -173,6 +185,10 @@ void load_keys(const KvRun& run, int begin, int end, float* out) noexcept {
 
 void load_values(const KvRun& run, int begin, int end, float* out) noexcept {
   if (begin < end) HWY_DYNAMIC_DISPATCH(values_any)(run, begin, end, out);
+}
+
+void transpose_into_block(const float* rows, int n, int head_dim, float* block) noexcept {
+  HWY_DYNAMIC_DISPATCH(rows_to_block)(rows, n, head_dim, block);
 }
 
 namespace {

@@ -19,6 +19,25 @@ namespace kvist::kernels {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
+// `planes` words of 64 codes, most significant bit first, `stride` bytes apart.
+HWY_INLINE void split_planes(const uint8_t* codes, int planes, uint8_t* out, int64_t stride) {
+#if HWY_TARGET == HWY_SCALAR
+  for (int s = 0; s < planes; ++s) {
+    uint64_t word = 0;
+    for (int i = 0; i < 64; ++i) word |= uint64_t{codes[i] >> (7 - s) & 1u} << i;
+    std::memcpy(out + s * stride, &word, 8);
+  }
+#else
+  const hn::CappedTag<int8_t, 64> d;
+  constexpr int kBytes = static_cast<int>(hn::MaxLanes(d));
+  for (int i = 0; i < 64; i += kBytes) {
+    auto x = hn::LoadU(d, reinterpret_cast<const int8_t*>(codes) + i);
+    for (int s = 0; s < planes; ++s, x = hn::Add(x, x))
+      hn::StoreMaskBits(d, hn::Lt(x, hn::Zero(d)), out + s * stride + i / 8);
+  }
+#endif
+}
+
 // prefix[0, 64): the first `depth` bits of 64 codes. Bit i of the 8 bytes at planes + s * stride is
 // plane s + 1 of code i.
 HWY_INLINE void read_prefixes(const uint8_t* planes, int64_t stride, int depth,

@@ -23,27 +23,42 @@ namespace HWY_NAMESPACE {
 
 bool tables_here() { return HWY_TARGET == HWY_AVX3_DL; }
 
-// The leaf of z is found by halving: `leaf` thresholds are known to be <= z, and step more may be.
+#if HWY_TARGET != HWY_SCALAR
+using Codes = hn::CappedTag<float, 16>;
+constexpr int kCodes = static_cast<int>(hn::MaxLanes(Codes()));
+
+// Leaves of 16 or fewer quotients; *finite is cleared where one is not. The guide tells how many
+// thresholds lie below a bin, and at most two lie between its start and the end of the next.
+HWY_INLINE void leaves_of(hn::Vec<Codes> z, const int32_t* guide, bool* finite, uint8_t* leaf) {
+  const Codes d;
+  const hn::RebindToSigned<Codes> di;
+  const hn::CappedTag<uint8_t, kCodes> d8;
+  *finite &= hn::AllTrue(d, hn::Le(hn::Abs(z), hn::Set(d, 3.4028235e38f)));
+  const auto ends = hn::Set(d, static_cast<float>(internal::kGuideReach));
+  const auto near = hn::Min(hn::Max(z, hn::Neg(ends)), ends);
+  const auto scaled =
+      hn::Mul(hn::Add(near, ends), hn::Set(d, static_cast<float>(internal::kGuideBins)));
+  // Adding the reach rounds, which may carry z over the edge of its bin: the bin before is safe.
+  const auto one = hn::Set(di, 1);
+  const auto bin = hn::Sub(hn::Max(hn::ConvertTo(di, scaled), one), one);
+  auto count = hn::GatherIndex(di, guide, bin);
+  for (int step = 0; step < 2; ++step) {
+    const auto right = hn::Ge(z, hn::GatherIndex(d, internal::guarded_thresholds(), count));
+    count = hn::IfThenElse(hn::RebindMask(di, right), hn::Add(count, one), count);
+  }
+  hn::StoreU(hn::DemoteTo(d8, count), d8, leaf);
+}
+#endif
+
 bool encode(const float* x, const float* mu, const float* sigma, int n, uint8_t* leaf) {
   bool finite = true;
   int i = 0;
 #if HWY_TARGET != HWY_SCALAR
-  const hn::CappedTag<float, 16> d;
-  const hn::RebindToSigned<decltype(d)> di;
-  constexpr int kN = static_cast<int>(hn::MaxLanes(d));
-  const hn::CappedTag<uint8_t, kN> d8;
-  const auto largest = hn::Set(d, 3.4028235e38f);
-  for (; i + kN <= n; i += kN) {
+  const Codes d;
+  const int32_t* guide = internal::tree_guide();
+  for (; i + kCodes <= n; i += kCodes) {
     const auto shifted = hn::Sub(hn::LoadU(d, x + i), hn::LoadU(d, mu + i));
-    const auto z = hn::Div(shifted, hn::LoadU(d, sigma + i));
-    finite &= hn::AllTrue(d, hn::Le(hn::Abs(z), largest));
-    auto count = hn::Zero(di);
-    for (int step = 128; step > 0; step /= 2) {
-      const auto at = hn::Add(count, hn::Set(di, step - 1));
-      const auto right = hn::Ge(z, hn::GatherIndex(d, kTreeThresholds, at));
-      count = hn::IfThenElse(hn::RebindMask(di, right), hn::Add(count, hn::Set(di, step)), count);
-    }
-    hn::StoreU(hn::DemoteTo(d8, count), d8, leaf + i);
+    leaves_of(hn::Div(shifted, hn::LoadU(d, sigma + i)), guide, &finite, leaf + i);
   }
 #endif
   for (; i < n; ++i) {
@@ -54,23 +69,25 @@ bool encode(const float* x, const float* mu, const float* sigma, int n, uint8_t*
   return finite;
 }
 
-// `planes` words of 64 codes, most significant bit first, `stride` bytes apart.
-void split_planes(const uint8_t* codes, int planes, uint8_t* out, int64_t stride) {
+bool encode_block(const float* x, const float* mu, const float* sigma, int head_dim,
+                  uint8_t* leaf) {
+  bool finite = true;
+  for (int c = 0; c < head_dim; ++c, x += kBlock, leaf += kBlock) {
 #if HWY_TARGET == HWY_SCALAR
-  for (int s = 0; s < planes; ++s) {
-    uint64_t word = 0;
-    for (int i = 0; i < 64; ++i) word |= uint64_t{codes[i] >> (7 - s) & 1u} << i;
-    std::memcpy(out + s * stride, &word, 8);
-  }
+    for (int i = 0; i < kBlock; ++i) {
+      const float z = (x[i] - mu[c]) / sigma[c];
+      finite &= std::isfinite(z);
+      leaf[i] = tree_leaf(z);
+    }
 #else
-  const hn::CappedTag<int8_t, 64> d;
-  constexpr int kBytes = static_cast<int>(hn::MaxLanes(d));
-  for (int i = 0; i < 64; i += kBytes) {
-    auto x = hn::LoadU(d, reinterpret_cast<const int8_t*>(codes) + i);
-    for (int s = 0; s < planes; ++s, x = hn::Add(x, x))
-      hn::StoreMaskBits(d, hn::Lt(x, hn::Zero(d)), out + s * stride + i / 8);
-  }
+    const Codes d;
+    const auto m = hn::Set(d, mu[c]), s = hn::Set(d, sigma[c]);
+    const int32_t* guide = internal::tree_guide();
+    for (int i = 0; i < kBlock; i += kCodes)
+      leaves_of(hn::Div(hn::Sub(hn::LoadU(d, x + i), m), s), guide, &finite, leaf + i);
 #endif
+  }
+  return finite;
 }
 
 void seal(const uint8_t* open, int n_tokens, int head_dim, int width, const uint8_t* depths,
@@ -166,6 +183,7 @@ HWY_AFTER_NAMESPACE();
 namespace kvist::kernels {
 HWY_EXPORT(tables_here);
 HWY_EXPORT(encode);
+HWY_EXPORT(encode_block);
 HWY_EXPORT(seal);
 HWY_EXPORT(fill_tables);
 HWY_EXPORT(logits);
@@ -218,6 +236,11 @@ bool has_plane_tables() noexcept { return HWY_DYNAMIC_DISPATCH(tables_here)(); }
 bool encode_leaves(const float* x, const float* mu, const float* sigma, int n,
                    uint8_t* leaf) noexcept {
   return HWY_DYNAMIC_DISPATCH(encode)(x, mu, sigma, n, leaf);
+}
+
+bool encode_columns(const float* x, const float* mu, const float* sigma, int head_dim,
+                    uint8_t* leaf) noexcept {
+  return HWY_DYNAMIC_DISPATCH(encode_block)(x, mu, sigma, head_dim, leaf);
 }
 
 void seal_keys(const uint8_t* open, int n_tokens, int head_dim, int width, const uint8_t* depths,

@@ -25,6 +25,10 @@ inline constexpr int kPlaneBytes = kPageTokens / 8;  // one plane of one channel
 bool encode_leaves(const float* x, const float* mu, const float* sigma, int n,
                    uint8_t* leaf) noexcept;
 
+// The same for a block of 64 tokens, x and leaf [head_dim][64], mu and sigma [head_dim].
+bool encode_columns(const float* x, const float* mu, const float* sigma, int head_dim,
+                    uint8_t* leaf) noexcept;
+
 constexpr size_t key_page_bytes(int head_dim, int width) {
   return static_cast<size_t>(head_dim) * static_cast<size_t>(width) * kPlaneBytes;
 }

@@ -96,6 +96,42 @@ Result run(const Case& c, Precision precision, int n_blocks = 8) {
   return result;
 }
 
+// Every threshold, its neighbours, the edges of all bins of the guide, and what lies far outside.
+std::vector<float> hard_quotients() {
+  std::vector<float> z{0.0f, -0.0f, 1e-30f, -1e-30f, 5.0f, -5.0f, 3e38f, -3e38f};
+  const auto around = [&](float x) {
+    z.push_back(x);
+    for (float to : {-10.0f, 10.0f}) z.push_back(std::nextafter(x, to));
+  };
+  for (float threshold : kTreeThresholds) around(threshold);
+  for (int b = -1030; b <= 1030; ++b) around(static_cast<float>(b) / 128);
+  Rng rng(3);
+  for (int i = 0; i < 20000; ++i) z.push_back(static_cast<float>(rng.gaussian()));
+  while (z.size() % kBlock != 0) z.push_back(0.5f);
+  return z;
+}
+
+TEST(PlaneKeys, CodesAreTheRankOfTheQuotientOnEveryTarget) {
+  const std::vector<float> z = hard_quotients();
+  const int n = static_cast<int>(z.size()), channels = n / kBlock;
+  const std::vector<float> zero(z.size(), 0.0f), one(z.size(), 1.0f);
+  for_each_target([&](const std::string& target) {
+    std::vector<uint8_t> leaf(z.size()), column(z.size());
+    EXPECT_TRUE(encode_leaves(z.data(), zero.data(), one.data(), n, leaf.data()));
+    EXPECT_TRUE(encode_columns(z.data(), zero.data(), one.data(), channels, column.data()));
+    for (size_t i = 0; i < z.size(); ++i) {
+      ASSERT_EQ(leaf[i], tree_leaf(z[i])) << target << ", z = " << z[i];
+      ASSERT_EQ(column[i], tree_leaf(z[i])) << target << ", z = " << z[i];
+    }
+    for (float bad : {std::nanf(""), std::numeric_limits<float>::infinity()}) {
+      std::vector<float> x(kBlock, 0.25f);
+      x[37] = bad;
+      EXPECT_FALSE(encode_leaves(x.data(), zero.data(), one.data(), kBlock, leaf.data()));
+      EXPECT_FALSE(encode_columns(x.data(), zero.data(), one.data(), 1, leaf.data()));
+    }
+  });
+}
+
 TEST(PlaneKeys, EncodesAsTheTreeDoesOnEveryTarget) {
   const int n = 1003;
   std::vector<float> x = gaussians(n, 1), mu = gaussians(n, 2), sigma = gaussians(n, 3);

@@ -179,12 +179,29 @@ void add_chunk(const Chunk& chunk, int n_left, bool tables, const ValueScratch& 
   add_decoded(chunk, 0, scratch);
 }
 
+void store_tokens(const ValueLayout& layout, uint8_t* packets, int first, int n,
+                  const uint8_t* leaves) {
+  for (int t = 0; t < n; ++t, leaves += layout.head_dim) {
+    uint8_t* run = packets + layout.run(first + t);
+    for (int c = 0; c < layout.head_dim; c += 64, run += 8) {
+      const int left = std::min(64, layout.head_dim - c);
+      uint8_t codes[64] = {}, planes[kTreeDepth * 8];
+      std::memcpy(codes, leaves + c, static_cast<size_t>(left));
+      split_planes(codes, layout.width, planes, 8);
+      for (int s = 0; s < layout.width; ++s)
+        std::memcpy(run + s * layout.plane_bytes(), planes + 8 * s,
+                    static_cast<size_t>((left + 7) / 8));
+    }
+  }
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace kvist::kernels
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace kvist::kernels {
+HWY_EXPORT(store_tokens);
 HWY_EXPORT(add_chunk);
 
 namespace {
@@ -217,17 +234,9 @@ ValueLayout value_layout(int head_dim, int width) noexcept {
   return layout;
 }
 
-void store_value(const ValueLayout& layout, uint8_t* packets, int token,
-                 const uint8_t* leaf) noexcept {
-  uint8_t* run = packets + layout.run(token);
-  for (int s = 0; s < layout.width; ++s, run += layout.plane_bytes()) {
-    for (int c = 0; c < layout.head_dim; c += 8) {
-      unsigned bits = 0;
-      for (int i = 0; i < std::min(8, layout.head_dim - c); ++i)
-        bits |= (leaf[c + i] >> (7 - s) & 1u) << i;
-      run[c / 8] = static_cast<uint8_t>(bits);
-    }
-  }
+void store_values(const ValueLayout& layout, uint8_t* packets, int first, int n,
+                  const uint8_t* leaves) noexcept {
+  HWY_DYNAMIC_DISPATCH(store_tokens)(layout, packets, first, n, leaves);
 }
 
 size_t value_scratch_bytes(int head_dim, int rows) noexcept {

@@ -35,9 +35,9 @@ struct ValueLayout {
 // The layout whose planes of a packet come closest to one line of 64 bytes, from below.
 ValueLayout value_layout(int head_dim, int width) noexcept;
 
-// Writes the codes of one token, leaf [head_dim]; its bits were 0.
-void store_value(const ValueLayout& layout, uint8_t* packets, int token,
-                 const uint8_t* leaf) noexcept;
+// Writes the codes of tokens [first, first + n), leaves [n][head_dim].
+void store_values(const ValueLayout& layout, uint8_t* packets, int first, int n,
+                  const uint8_t* leaves) noexcept;
 
 // Tokens whose tables are in flight at once. Sums are cut there: a caller that starts every call at
 // a multiple gets the same bytes however it splits the calls.

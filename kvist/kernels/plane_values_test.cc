@@ -38,7 +38,7 @@ Case make_case(int d, int width, int n, int rows, uint64_t seed) {
     c.alpha.push_back(static_cast<float>(rng.uniform()) *
                       std::ldexp(1e-3f, c.depths[static_cast<size_t>(i % n)]));
   c.packets = Buffer<uint8_t>(c.layout.bytes(n));
-  for (int j = 0; j < n; ++j) store_value(c.layout, c.packets.data(), j, &c.codes[j * d]);
+  store_values(c.layout, c.packets.data(), 0, n, c.codes.data());
   return c;
 }
 

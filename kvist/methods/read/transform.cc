@@ -130,6 +130,19 @@ void multiply(float* x, int outer, int n, const float* columns) {
   }
 }
 
+// x [d][n] becomes M x, summed in the order of multiply().
+void multiply_columns(float* x, int d, int n, const float* matrix, float* sums) {
+  for (int i = 0; i < d; ++i) {
+    float* sum = sums + static_cast<ptrdiff_t>(i) * n;
+    std::fill_n(sum, n, 0.0f);
+    for (int j = 0; j < d; ++j) {
+      const float m = *matrix++, *row = x + static_cast<ptrdiff_t>(j) * n;
+      for (int t = 0; t < n; ++t) sum[t] += row[t] * m;
+    }
+  }
+  std::copy_n(sums, static_cast<ptrdiff_t>(d) * n, x);
+}
+
 }  // namespace
 
 HeadTransform HeadTransform::hadamard(int head_dim, uint64_t seed, Kind kind, uint32_t layer_salt) {
@@ -167,6 +180,21 @@ void HeadTransform::apply(float* rows, int64_t n) const noexcept {
     walsh_hadamard(rows, outer_, inner_);
     for (int i = 0; i < d && scale_ != 1; ++i) rows[i] *= scale_;
   }
+}
+
+void HeadTransform::apply_columns(float* x, int n, float* scratch) const noexcept {
+  const int d = head_dim();
+  const auto scale = [n](float* row, float factor) {
+    for (int t = 0; t < n; ++t) row[t] *= factor;
+  };
+  for (size_t i = 0; i < signs_.size(); ++i) scale(x + static_cast<ptrdiff_t>(i) * n, signs_[i]);
+  if (!matrix_.empty()) {
+    const ptrdiff_t size = static_cast<ptrdiff_t>(inner_) * n;
+    for (int a = 0; a < outer_; ++a)
+      multiply_columns(x + a * size, inner_, n, matrix_.data(), scratch);
+  }
+  walsh_hadamard(x, outer_, inner_ * n);
+  for (int i = 0; i < d && scale_ != 1; ++i) scale(x + static_cast<ptrdiff_t>(i) * n, scale_);
 }
 
 void HeadTransform::undo(float* rows, int64_t n) const noexcept {

@@ -37,6 +37,8 @@ class HeadTransform {
   // In place on rows [n][d]; O(d log p + d o) a row, O(d^2) for a matrix.
   void apply(float* rows, int64_t n) const noexcept;
   void undo(float* rows, int64_t n) const noexcept;
+  // apply() on columns, x [d][n]: the same bits, many tokens a vector. scratch [d][n].
+  void apply_columns(float* x, int n, float* scratch) const noexcept;
 
  private:
   HeadTransform(int outer, int inner) : outer_(outer), inner_(inner) {}

@@ -140,5 +140,35 @@ TEST(HeadTransform, MatrixIsItsRows) {
   EXPECT_NEAR(x[1], 0.0f, 1e-6f);
 }
 
+TEST(HeadTransform, ColumnsAndRowsGetTheSameBits) {
+  for (int d : {4, 12, 13, 28, 64, 80, 96, 104, 128}) {
+    for (bool matrix : {false, true}) {
+      const HeadTransform made = HeadTransform::hadamard(d, 5, HeadTransform::Kind::key, 2);
+      std::vector<float> axes(static_cast<size_t>(d * d), 0.0f);
+      for (int i = 0; i < d; ++i) axes[static_cast<size_t>(i * d + i)] = 1;
+      made.apply(axes.data(), d);
+      const HeadTransform u = matrix ? HeadTransform::matrix(d, axes) : made;
+      constexpr int kTokens = 5;
+      Rng rng(static_cast<uint64_t>(d));
+      std::vector<float> rows(static_cast<size_t>(kTokens * d)), columns(rows.size());
+      for (int t = 0; t < kTokens; ++t) {
+        for (int c = 0; c < d; ++c) {
+          const float x = static_cast<float>(rng.gaussian());
+          rows[static_cast<size_t>(t * d + c)] = columns[static_cast<size_t>(c * kTokens + t)] = x;
+        }
+      }
+      std::vector<float> scratch(columns.size());
+      u.apply(rows.data(), kTokens);
+      u.apply_columns(columns.data(), kTokens, scratch.data());
+      for (int t = 0; t < kTokens; ++t) {
+        for (int c = 0; c < d; ++c)
+          ASSERT_EQ(rows[static_cast<size_t>(t * d + c)],
+                    columns[static_cast<size_t>(c * kTokens + t)])
+              << d << (matrix ? " matrix" : " hadamard");
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace kvist
