@@ -94,6 +94,18 @@ TEST_F(Cli, ChecksValuesOfFlags) {
   expect_refusal("run " + with_model() + with_document() + "-q x --method snapkw", 2, {"snapkw"});
 }
 
+TEST_F(Cli, RecomputesThePapersFigures) {
+  const Outcome text = kvist("bench --paper readkv");
+  EXPECT_EQ(text.code, 0);
+  EXPECT_NE(text.out.find("154 of 154 figures equal"), std::string::npos) << text.out;
+  const Outcome got = kvist("bench --paper readkv --json");
+  EXPECT_EQ(got.code, 0);
+  const auto document = nlohmann::json::parse(got.out);
+  EXPECT_EQ(document["cells"].size(), 154u);
+  EXPECT_EQ(document["differ"], 0);
+  expect_refusal("bench --paper other", 2, {"--paper", "readkv"});
+}
+
 TEST_F(Cli, SaysHowToGetAModel) {
   expect_refusal("run -q x " + with_document(), 2, {"no model", "-m", "KVIST_MODEL", "make demo"});
   const Outcome got = kvist("run -q x " + with_document(), "KVIST_MODEL=/nowhere/m.gguf");

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <fstream>
 
+#include "kvist/cli/bench_paper.h"
 #include "kvist/cli/command.h"
 #include "kvist/cli/terminal.h"
 #include "kvist/cli/version.h"
@@ -67,13 +68,14 @@ nlohmann::json to_json(const BenchRow& row) {
 }
 
 struct Given {
-  std::string model, document, peer;
+  std::string model, document, peer, paper;
   bool quick = false, plain_llama = false;
   bool skip_attention = false;
   int repeats = 5;
 };
 
 int run_bench(const Given& given, const Context& context) {
+  if (given.paper == "readkv") return bench_paper_readkv(context);
   std::vector<BenchRow> rows;
   const bool live = !context.json;
   const RowSink sink = [&](BenchRow row) {
@@ -150,6 +152,9 @@ Action add_bench(CLI::App& app) {
       "let libllama multiply by the weights as the file has them, not repacked (AMX, ...)");
   app.add_flag("--quick", given->quick, "fewer shapes and lengths: under two minutes");
   app.add_flag("--no-attention", given->skip_attention, "leave out the kernel rows");
+  app.add_option("--paper", given->paper,
+                 "instead: figures of a paper that follow from its rules, beside the printed ones")
+      ->check(CLI::IsMember({"readkv"}));
   app.add_option("--repeat", given->repeats, "timings per figure; the median is shown")
       ->check(CLI::Range(1, 100));
   return [given](const Context& context) { return run_bench(*given, context); };
