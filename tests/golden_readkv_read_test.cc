@@ -46,11 +46,10 @@ struct Layer {
     CodedLayer layer(shape, code, plan, begin);
     layer.reserve(end - begin);
     layer.resize(end - begin);
-    std::vector<float> scratch(layer.scratch_floats());
     const int width = shape.kv_heads * d;
     for (int j = begin; j < end; ++j)
       layer.write(j - begin, &k.data[static_cast<size_t>(j * width)],
-                  &v.data[static_cast<size_t>(j * width)], scratch.data());
+                  &v.data[static_cast<size_t>(j * width)]);
     return layer;
   }
 
@@ -99,7 +98,7 @@ Result read(const Layer& layer, const ReadPlan& plan, const float* q, int n_toke
     result.t_v.assign(row.value_depths.begin(), row.value_depths.end());
   };
   const SuffixRows rows{
-      .coded = &suffix, .row = 0, .n_rows = 1, .first_token = n_tokens - n_prefix - 1};
+      .row = 0, .n_rows = 1, .first_token = n_tokens - n_prefix - 1, .coded = &suffix};
   const AttendCall call{.q = q,
                         .out = result.out.data(),
                         .n_rows = 1,

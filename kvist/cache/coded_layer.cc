@@ -116,23 +116,26 @@ void CodedLayer::encode(float* x, const HeadTransform& u, const float* mu, const
   if (!kernels::encode_leaves(x, mu, sigma, shape_.head_dim, leaf)) ++not_finite_.value;
 }
 
-void CodedLayer::write(int token, const float* k, const float* v, float* x) noexcept {
-  const int d = shape_.head_dim;
-  auto* leaf = reinterpret_cast<uint8_t*>(x + d);
-  const int at = token - sealed_;
-  for (int head = 0; head < shape_.kv_heads; ++head, k += d, v += d) {
-    const size_t h = static_cast<size_t>(head);
-    std::copy_n(k, d, x);
-    encode(x, *code_->u_k[h], code_->mu_k + head * d, code_->sigma_k + head * d, leaf);
-    store_dense(dense_k_, head, token, x);
-    uint8_t* column = open_[h].data() + int64_t{at / kernels::kBlock} * d * kernels::kBlock +
-                      at % kernels::kBlock;
-    for (int c = 0; c < d; ++c) column[c * kernels::kBlock] = leaf[c];
-    std::copy_n(v, d, x);
-    encode(x, *code_->u_v[h], code_->mu_v + head * d, code_->sigma_v + head * d, leaf);
-    store_dense(dense_v_, head, token, x);
-    kernels::store_values(layout_, values_[h].data(), token, 1, leaf);
-  }
+void CodedLayer::write(int token, const float* k, const float* v) noexcept {
+  for (int head = 0; head < shape_.kv_heads; ++head)
+    write_head(head, token, k + head * shape_.head_dim, v + head * shape_.head_dim);
+}
+
+void CodedLayer::write_head(int head, int token, const float* k, const float* v) noexcept {
+  const int d = shape_.head_dim, at = token - sealed_;
+  const size_t h = static_cast<size_t>(head);
+  alignas(64) float x[HeadTransform::kMaxHeadDim];
+  alignas(64) uint8_t leaf[HeadTransform::kMaxHeadDim];
+  std::copy_n(k, d, x);
+  encode(x, *code_->u_k[h], code_->mu_k + head * d, code_->sigma_k + head * d, leaf);
+  store_dense(dense_k_, head, token, x);
+  uint8_t* column =
+      open_[h].data() + int64_t{at / kernels::kBlock} * d * kernels::kBlock + at % kernels::kBlock;
+  for (int c = 0; c < d; ++c) column[c * kernels::kBlock] = leaf[c];
+  std::copy_n(v, d, x);
+  encode(x, *code_->u_v[h], code_->mu_v + head * d, code_->sigma_v + head * d, leaf);
+  store_dense(dense_v_, head, token, x);
+  kernels::store_values(layout_, values_[h].data(), token, 1, leaf);
 }
 
 void CodedLayer::write_block(int head, int token, int n, const float* k, const float* v,
@@ -171,10 +174,11 @@ void CodedLayer::freeze() {
     const size_t d = static_cast<size_t>(shape_.head_dim);
     const size_t skipped = static_cast<size_t>(from - dense_from_) * d;
     const size_t first = static_cast<size_t>(sinks_) * d;
+    const size_t moved = static_cast<size_t>(std::max(0, n_tokens_ - from)) * d;
     for (auto* rows : {&dense_k_, &dense_v_})
       for (auto& buffer : *rows)
-        std::memmove(buffer.data() + first, buffer.data() + first + skipped,
-                     (buffer.size() - first - skipped) * sizeof(f16));
+        if (moved > 0)
+          std::memmove(buffer.data() + first, buffer.data() + first + skipped, moved * sizeof(f16));
     dense_from_ = from;
   }
   expect(n_tokens_);

@@ -21,9 +21,9 @@ namespace kvist {
 // How a layer's numbers are coded: x' = U x, z = (x' - mu) / sigma. Views into a calibration, which
 // outlives every layer that uses it.
 struct LayerCode {
-  std::vector<const HeadTransform*> u_k;  // [kv_heads]
-  std::vector<const HeadTransform*> u_v;  // [kv_heads]
-  const float* mu_k = nullptr;            // [kv_heads][head_dim], the values of 16-bit numbers
+  std::vector<const HeadTransform*> u_k = {};  // [kv_heads]
+  std::vector<const HeadTransform*> u_v = {};  // [kv_heads]
+  const float* mu_k = nullptr;                 // [kv_heads][head_dim], the values of 16-bit numbers
   const float* sigma_k = nullptr;
   const float* mu_v = nullptr;
   const float* sigma_v = nullptr;
@@ -52,11 +52,10 @@ class CodedLayer {
   // Exactly n tokens are stored from now on (n <= capacity, n >= sealed_tokens()): call before
   // writing the new ones.
   void resize(int n_tokens);
-  // Token `token` < size, written once: k, v [kv_heads][head_dim] f32 as attention has them.
-  // scratch: scratch_floats() of the caller's. A head with a number that is not finite is counted;
-  // its codes mean nothing.
-  void write(int token, const float* k, const float* v, float* scratch) noexcept;
-  size_t scratch_floats() const { return static_cast<size_t>(2 * shape_.head_dim); }
+  // Token `token` < size, written once: k, v [kv_heads][head_dim] f32 as attention has them. A head
+  // with a number that is not finite is counted; its codes mean nothing.
+  void write(int token, const float* k, const float* v) noexcept;
+  void write_head(int head, int token, const float* k, const float* v) noexcept;
   // Tokens [token, token + n) of one head at once, n <= 64 and `token` a multiple of 64: the codes
   // that write() gives. k, v [n][head_dim]; scratch: block_scratch_floats(). Different blocks and
   // heads from several threads at once are safe.

@@ -45,11 +45,10 @@ CodedLayer by_tokens(const KvShape& shape, const Code& code, const ReadPlan& pla
   CodedLayer layer(shape, code.layer, plan);
   layer.reserve(n);
   layer.resize(n);
-  std::vector<float> scratch(layer.scratch_floats());
   const size_t width = static_cast<size_t>(shape.kv_heads * shape.head_dim);
   for (int t = 0; t < n; ++t) {
     const size_t at = static_cast<size_t>(t) * width;
-    layer.write(t, &k[at], &v[at], scratch.data());
+    layer.write(t, &k[at], &v[at]);
   }
   return layer;
 }

@@ -12,11 +12,15 @@ Bytes PrefixCache::bytes() const {
   return all;
 }
 
-SuffixLayer PrefixCache::new_suffix(int) const { return SuffixLayer(DenseLayer(shape())); }
-
 void PrefixCache::reserve(AttendWorkspace& workspace, int n_rows, int n_tokens,
                           int n_workers) const {
   workspace.reserve(shape(), n_rows, longest_head() + n_tokens, n_workers);
+}
+
+std::vector<SuffixLayer> PrefixCache::new_suffix() const {
+  std::vector<SuffixLayer> layers;
+  for (int layer = 0; layer < n_layers(); ++layer) layers.emplace_back(DenseLayer(shape()));
+  return layers;
 }
 
 }  // namespace kvist

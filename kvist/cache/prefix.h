@@ -18,8 +18,8 @@
 namespace kvist {
 
 class CodedLayer;
-class SuffixLayer;
 class ReadWorkspace;
+class SuffixLayer;
 struct ReadTrace;
 
 // Query rows that share a suffix store: rows [row, row + n_rows) of the call, the tokens at the
@@ -27,10 +27,10 @@ struct ReadTrace;
 // tokens.
 struct SuffixRows {
   const DenseLayer* store = nullptr;
-  const CodedLayer* coded = nullptr;  // instead of `store`, behind a layer that is coded
   int row = 0;
   int n_rows = 0;
   int first_token = 0;
+  const CodedLayer* coded = nullptr;  // instead of `store`, behind a layer that is coded
 };
 
 // One attention of one layer. Every worker makes the call with the same arguments; when all have
@@ -83,11 +83,11 @@ class PrefixCache {
   // Most tokens that one head of any layer holds.
   virtual int longest_head() const = 0;
   virtual Bytes bytes(int layer) const = 0;
-  // An empty store for what one question appends to a layer.
-  virtual SuffixLayer new_suffix(int layer) const;
   // Sizes a workspace for calls of up to n_rows rows whose suffixes hold at most n_tokens tokens.
   virtual void reserve(AttendWorkspace& workspace, int n_rows, int n_tokens, int n_workers) const;
   Bytes bytes() const;
+  // What a question appends to, one a layer: in the form that attend() reads.
+  virtual std::vector<SuffixLayer> new_suffix() const;
   // Attention over prefix and suffix with one softmax; cooperative, same bytes for any number of
   // workers.
   virtual void attend(const AttendCall& call, AttendWorkspace& workspace,

@@ -104,11 +104,15 @@ void PlainPrefix::select(int layer, std::span<const std::vector<int32_t>> kept, 
   dense_[at].reset();
 }
 
-void PlainPrefix::release(int layer) {
-  const size_t at = static_cast<size_t>(layer);
-  dense_[at].reset();
-  ragged_[at].reset();
-  runs_[at].clear();
+std::vector<DenseLayer> PlainPrefix::take_dense() {
+  std::vector<DenseLayer> layers;
+  for (auto& layer : dense_) {
+    KVIST_ASSERT(layer != nullptr);
+    layers.push_back(std::move(*layer));
+  }
+  dense_.clear();
+  runs_.clear();
+  return layers;
 }
 
 const DenseLayer* PlainPrefix::dense(int layer) const {

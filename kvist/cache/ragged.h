@@ -41,8 +41,8 @@ class PlainPrefix final : public PrefixCache {
   // Replaces layer `layer` by the kept entries and frees its dense form.
   void select(int layer, std::span<const std::vector<int32_t>> kept, ThreadPool* pool = nullptr);
   const DenseLayer* dense(int layer) const;  // null once selected or released
-  // Frees what layer `layer` holds: it has found another form.
-  void release(int layer);
+  // All layers, where none was selected, moved out; nothing is left.
+  std::vector<DenseLayer> take_dense();
 
   const KvShape& shape() const override { return shape_; }
   int n_layers() const override { return static_cast<int>(runs_.size()); }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// The private, growing store of one layer of a question: plain numbers, or codes behind a layer
-// that is coded.
+// One layer of what a question appends behind a prefix: dense, or coded where the prefix is.
 #pragma once
 
+#include <utility>
 #include <variant>
 
 #include "kvist/cache/coded_layer.h"
@@ -11,30 +11,45 @@
 
 namespace kvist {
 
-// Writing different tokens from several threads at once is safe; everything else is not.
+// Appending to different tokens from several threads at once is safe; growing is not.
 class SuffixLayer {
  public:
-  explicit SuffixLayer(DenseLayer dense) : store_(std::move(dense)) {}
-  explicit SuffixLayer(CodedLayer coded) : store_(std::move(coded)) {}
+  explicit SuffixLayer(DenseLayer layer) : store_(std::move(layer)) {}
+  explicit SuffixLayer(CodedLayer layer) : store_(std::move(layer)) {}
 
-  // Room for n tokens in all, keeping what is stored.
-  void reserve(int n_tokens);
-  // Exactly n tokens are stored from now on: call before writing the new ones, or to drop the last.
-  void resize(int n_tokens);
-  int size() const;
-  // Token `token` < size: k, v [kv_heads][head_dim] f32; scratch: scratch_floats() of the caller's.
-  void write(int token, const float* k, const float* v, float* scratch) noexcept;
-  size_t scratch_floats() const;
+  void reserve(int n_tokens) {
+    std::visit([=](auto& layer) { layer.reserve(n_tokens); }, store_);
+  }
+  // See DenseLayer and CodedLayer; tokens written in an earlier step stay.
+  void resize(int n_tokens) {
+    std::visit([=](auto& layer) { layer.resize(n_tokens); }, store_);
+  }
+  void write(int token, const float* k, const float* v) noexcept {
+    if (auto* dense = std::get_if<DenseLayer>(&store_))
+      dense->write(token, k, v);
+    else
+      std::get_if<CodedLayer>(&store_)->write(token, k, v);
+  }
+  int size() const {
+    return std::visit([](const auto& layer) { return layer.size(); }, store_);
+  }
+  Bytes bytes() const {
+    return std::visit([](const auto& layer) { return layer.bytes(); }, store_);
+  }
   // Keys and values written so far that were not finite, where codes leave no room for them.
-  int64_t not_finite() const;
-  Bytes bytes() const;
-
-  // This store as rows [row, row + n_rows) of a call see it, the first of them at token
-  // first_token.
-  SuffixRows rows(int row, int n_rows, int first_token) const;
-
-  // The store of a plain layer, moved out; it must be one.
+  int64_t not_finite() const { return coded() != nullptr ? coded()->not_finite() : 0; }
+  // The store of a dense layer, moved out; it must be one.
   DenseLayer take_dense() { return std::get<DenseLayer>(std::move(store_)); }
+  const CodedLayer* coded() const { return std::get_if<CodedLayer>(&store_); }
+
+  // Rows [row, row + n_rows) of a call, at the tokens first_token, ... of this suffix.
+  SuffixRows rows(int row, int n_rows, int first_token) const {
+    return {.store = std::get_if<DenseLayer>(&store_),
+            .row = row,
+            .n_rows = n_rows,
+            .first_token = first_token,
+            .coded = coded()};
+  }
 
  private:
   std::variant<DenseLayer, CodedLayer> store_;

@@ -31,7 +31,7 @@ BatchWeights batch_weights_of(const std::string& text) {
 }
 
 // The calibration that readkv needs, from the file named or from where kvist calibrate puts it.
-std::shared_ptr<const CalibratedCode> load_code(const Inputs& inputs, const Reading& reading,
+std::shared_ptr<const CodedModel> load_code(const Inputs& inputs, const Reading& reading,
                                                 const ModelInfo& info) {
   const ReadSource source = read_source(info);
   const std::string usual = calibration_path(source, reading.basis);
@@ -50,7 +50,7 @@ std::shared_ptr<const CalibratedCode> load_code(const Inputs& inputs, const Read
                 str(path, " was measured under ", name_of(calibration.basis),
                     ", but the method asks for ", name_of(reading.basis)));
   }
-  return std::make_shared<CalibratedCode>(std::move(calibration));
+  return std::make_shared<CodedModel>(std::move(calibration));
 }
 
 }  // namespace
@@ -170,7 +170,7 @@ void compress(Loaded& loaded, Selector* selector, Session::Explanation* explain,
     };
     Session& session = *loaded.session;
     if (loaded.reading && !loaded.code) {
-      loaded.code = std::make_shared<CalibratedCode>(
+      loaded.code = std::make_shared<CodedModel>(
           calibrate_on_prefix(session, read_source(loaded.model->info()), loaded.reading->basis));
     }
     if (selector != nullptr) session.compress(*selector, explain, on_progress);

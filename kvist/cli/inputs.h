@@ -47,7 +47,7 @@ struct Loaded {
   // Where the spec codes its numbers: how, and the calibration, null where it comes from the
   // prompt.
   std::optional<Reading> reading;
-  std::shared_ptr<const CalibratedCode> code;
+  std::shared_ptr<const CodedModel> code;
 };
 // Looks at the cheap things first: a wrong method or a missing document is told before a model is
 // read.

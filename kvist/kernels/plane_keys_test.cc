@@ -4,6 +4,7 @@
 #include "kvist/kernels/plane_keys.h"
 
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include <cmath>
 #include <cstring>
@@ -234,6 +235,34 @@ TEST(PlaneKeys, UnreadPlanesAndBlocksChangeNothing) {
       EXPECT_EQ(run(c, precision, 5).logits, before.logits) << target;
     }
   });
+}
+
+// Eight channels of width 8 fill a page of the system's memory: every other page is unreadable, and
+// its channels have depth 0.
+TEST(PlaneKeys, UnreadMemoryIsNotTouched) {
+  constexpr size_t kSystemPage = 4096;
+  const int d = 64, rows = 4;
+  Case c = make_case(d, 8, rows, 41);
+  for (int i = 0; i < d; ++i)
+    if (i / 8 % 2 == 1) c.depths[static_cast<size_t>(i)] = 0;
+  const size_t size = key_page_bytes(d, 8);
+  auto* page = static_cast<uint8_t*>(
+      mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  ASSERT_NE(static_cast<void*>(page), MAP_FAILED);
+  std::memcpy(page, c.page.data(), size);
+  for (size_t at = kSystemPage; at < size; at += 2 * kSystemPage)
+    ASSERT_EQ(mprotect(page + at, kSystemPage, PROT_NONE), 0);
+  for_each_target([&](const std::string&) {
+    for (Precision precision : {Precision::exact, Precision::fast}) {
+      Buffer<std::byte> memory(key_reader_bytes(d, rows)), scratch(key_scratch_bytes(d));
+      const KeyReader reader = make_key_reader(c.depths.data(), c.weight.data(), c.base.data(),
+                                               rows, d, 8, precision, memory.data());
+      std::vector<float> out(rows * kPageTokens);
+      key_logits(reader, page, 8, nullptr, out.data(), kPageTokens, scratch.data());
+      EXPECT_EQ(out, run(c, precision).logits);
+    }
+  });
+  munmap(page, size);
 }
 
 TEST(PlaneKeys, SealsOnlyThePlanesOfASchedule) {

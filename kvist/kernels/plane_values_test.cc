@@ -4,8 +4,10 @@
 #include "kvist/kernels/plane_values.h"
 
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include <cmath>
+#include <cstring>
 #include <vector>
 
 #include "kvist/core/buffer.h"
@@ -149,6 +151,32 @@ TEST(PlaneValues, UnreadBitsChangeNothing) {
         EXPECT_EQ(run(c, precision), before) << target;
       }
   });
+}
+
+// 32 tokens of 128 channels fill a page of the system's memory: every other page is unreadable, and
+// its tokens have depth 0.
+TEST(PlaneValues, UnreadMemoryIsNotTouched) {
+  constexpr size_t kSystemPage = 4096;
+  Case c = make_case(128, 8, 512, 4, 37);
+  for (int j = 0; j < c.n; ++j)
+    if (j / 32 % 2 == 1) c.depths[static_cast<size_t>(j)] = 0;
+  const size_t size = c.layout.bytes(c.n);
+  auto* packets = static_cast<uint8_t*>(
+      mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  ASSERT_NE(static_cast<void*>(packets), MAP_FAILED);
+  std::memcpy(packets, c.packets.data(), size);
+  for (size_t at = kSystemPage; at < size; at += 2 * kSystemPage)
+    ASSERT_EQ(mprotect(packets + at, kSystemPage, PROT_NONE), 0);
+  for_each_target([&](const std::string&) {
+    for (Precision precision : {Precision::exact, Precision::fast}) {
+      Buffer<std::byte> scratch(value_scratch_bytes(128, 4));
+      std::vector<float> out(4 * 128);
+      add_values(c.layout, packets, 0, c.n, c.depths.data(), c.alpha.data(), c.n, 4, precision,
+                 out.data(), scratch.data());
+      EXPECT_EQ(out, run(c, precision));
+    }
+  });
+  munmap(packets, size);
 }
 
 TEST(PlaneValues, NothingIsAddedForWeightsOrDepthsOfZero) {

@@ -56,16 +56,12 @@ void CachedAttention::begin_step(const PrefixCache* prefix, std::span<const Sequ
     longest = std::max(longest, first_token_.back() + s.n_rows);
   }
   try {
-    scratch_floats_ = 0;
     for (size_t i = 0; i < sequences_.size(); ++i) {
       for (SuffixLayer& layer : *sequences_[i].stores) {
         layer.reserve(first_token_[i] + sequences_[i].n_rows);
         layer.resize(first_token_[i] + sequences_[i].n_rows);
-        scratch_floats_ = std::max(scratch_floats_, layer.scratch_floats());
       }
     }
-    const size_t scratch = scratch_floats_ * static_cast<size_t>(n_workers_);
-    if (scratch_.size() < scratch) scratch_ = Buffer<float>(scratch);
     const int n_rows = static_cast<int>(positions.size());
     if (prefix != nullptr) {
       prefix->reserve(workspace_, n_rows, longest, n_workers_);
@@ -114,7 +110,6 @@ void CachedAttention::check_finite() const {
 
 void CachedAttention::append(int layer, const float* k, const float* v, Worker worker) noexcept {
   const size_t width = static_cast<size_t>(shape_.kv_heads) * shape_.head_dim;
-  float* scratch = scratch_.data() + scratch_floats_ * static_cast<size_t>(worker.index);
   for (size_t i = 0; i < sequences_.size(); ++i) {
     const SequenceRows& s = sequences_[i];
     SuffixLayer& store = (*s.stores)[static_cast<size_t>(layer)];
@@ -123,7 +118,7 @@ void CachedAttention::append(int layer, const float* k, const float* v, Worker w
     for (int r = 0; r < s.n_rows; ++r) {
       if ((first_token_[i] + r) / step % worker.count != worker.index) continue;
       const size_t row = static_cast<size_t>(s.row + r) * width;
-      store.write(first_token_[i] + r, k + row, v + row, scratch);
+      store.write(first_token_[i] + r, k + row, v + row);
     }
   }
 }

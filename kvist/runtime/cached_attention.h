@@ -82,8 +82,6 @@ class CachedAttention final : public Attention {
   std::vector<SuffixRows> suffixes_;       // [layers][sequences]
   std::vector<kernels::KvRun> no_prefix_;  // [kv_heads], all empty
   std::vector<int64_t> not_finite_;        // [layers] in the stores before the step
-  size_t scratch_floats_ = 0;              // of a worker
-  Buffer<float> scratch_;                  // [workers][scratch_floats_]
   AttendWorkspace workspace_;
 };
 

@@ -48,12 +48,6 @@ struct Session::Impl {
         shape(shape_of(m.info(), o.cache_type)),
         attention(shape, m.info().n_layers, m.info().logit_scale, o.precision, p.n_threads()) {}
 
-  LayerStores new_suffix() const {
-    LayerStores stores;
-    for (int layer = 0; layer < model.info().n_layers; ++layer)
-      stores.push_back(require_prefix().new_suffix(layer));
-    return stores;
-  }
   const PrefixCache& require_prefix() const;
   PlainPrefix& require_plain();
   void hold(LayerStores document, int n_tokens);
@@ -230,19 +224,21 @@ void Session::compress(Selector& selector, Explanation* explain,
   s.window = {};
 }
 
-void Session::encode(const ReadPlan& plan, std::shared_ptr<const CalibratedCode> code,
+void Session::encode(const ReadPlan& plan, std::shared_ptr<const CodedModel> code,
                      const std::function<void(const Progress&)>& on_progress) {
   Impl& s = *impl_;
   s.require_plain();
-  check(plan);
   const int n_layers = s.model.info().n_layers;
+  check_fits(s.shape, n_layers, *code, plan);
   for (int layer = 0; layer < n_layers; ++layer) {
     if (s.plain->dense(layer) == nullptr)
       throw Error(ErrorKind::invalid_argument, "the prefix is compressed already");
-    if (!is_protected(plan, layer, n_layers)) require_finite(*s.plain, layer, s.pool);
+    if (!is_protected(plan, layer, n_layers)) require_finite(*s.plain->dense(layer), layer, s.pool);
   }
   const auto start = Clock::now();
-  s.coded = std::make_unique<CodedPrefix>(std::move(s.plain), plan, std::move(code));
+  s.coded = std::make_unique<CodedPrefix>(s.shape, s.plain->take_dense(), s.n_prompt,
+                                          std::move(code), plan);
+  s.plain.reset();
   s.window = {};
   s.trace = {};
   for (int layer = 0; layer < n_layers; ++layer) {
@@ -268,7 +264,7 @@ int Session::n_prompt() const { return impl_->n_prompt; }
 int Session::open() {
   impl_->require_prefix();
   const int id = impl_->next_sequence++;
-  impl_->sequences.emplace(id, impl_->new_suffix());
+  impl_->sequences.emplace(id, impl_->require_prefix().new_suffix());
   return id;
 }
 

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "kvist/cache/calibrated_code.h"
+#include "kvist/cache/coded_prefix.h"
 #include "kvist/cache/coded_reader.h"
 #include "kvist/cache/prefix.h"
 #include "kvist/core/thread_pool.h"
@@ -62,7 +62,7 @@ class Session {
   // layer's dense form is freed before the next is begun. Throws corrupt naming layer, head,
   // position and value of a number that is not finite, and has changed nothing then. `code` was
   // calibrated for this model (ReadCalibration::check_fits).
-  void encode(const ReadPlan& plan, std::shared_ptr<const CalibratedCode> code,
+  void encode(const ReadPlan& plan, std::shared_ptr<const CodedModel> code,
               const std::function<void(const Progress&)>& on_progress = {});
   // A prefix of no tokens, for text that is compressed from its first token on: encode() it, open a
   // sequence and extend that.
