@@ -10,10 +10,10 @@
 #include <nlohmann/json.hpp>
 
 #include "kvist/cli/command.h"
-#include "kvist/cli/document.h"
 #include "kvist/cli/inputs.h"
 #include "kvist/cli/interrupt.h"
 #include "kvist/cli/terminal.h"
+#include "kvist/cli/texts.h"
 #include "kvist/core/error.h"
 
 namespace kvist {
@@ -30,34 +30,10 @@ struct CalibrateOptions {
   bool layer_signs = false;
 };
 
-// Files as named; of a folder all that end in .txt or .md, in the order of their names.
-std::vector<std::string> files_of(const std::vector<std::string>& texts) {
-  std::vector<std::string> files;
-  for (const std::string& text : texts) {
-    if (!fs::is_directory(text)) {
-      files.push_back(text);
-      continue;
-    }
-    std::vector<std::string> inside;
-    for (const auto& entry : fs::recursive_directory_iterator(text)) {
-      const std::string end = entry.path().extension().string();
-      if (entry.is_regular_file() && (end == ".txt" || end == ".md"))
-        inside.push_back(entry.path().string());
-    }
-    if (inside.empty())
-      throw Error(ErrorKind::not_found, str(text, ": no .txt or .md file in this folder"));
-    std::sort(inside.begin(), inside.end());
-    files.insert(files.end(), inside.begin(), inside.end());
-  }
-  return files;
-}
-
 // The first windows of all documents, then their second ones, until there are enough.
 std::vector<std::vector<int32_t>> windows_of(const CalibrateOptions& options,
                                              const Tokenizer& tokenizer, int context) {
-  std::vector<std::vector<int32_t>> documents;
-  for (const std::string& file : files_of(options.texts))
-    documents.push_back(tokenizer.encode(read_document(file), false));
+  const auto documents = tokenized(options.texts, tokenizer);
   const auto length = static_cast<size_t>(std::min(options.window, context));
   std::vector<std::vector<int32_t>> windows;
   for (size_t begin = 0, before = 1; before != windows.size(); begin += length) {

@@ -30,29 +30,6 @@ BatchWeights batch_weights_of(const std::string& text) {
   return BatchWeights::automatic;
 }
 
-// The calibration that readkv needs, from the file named or from where kvist calibrate puts it.
-std::shared_ptr<const CodedModel> load_code(const Inputs& inputs, const Reading& reading,
-                                                const ModelInfo& info) {
-  const ReadSource source = read_source(info);
-  const std::string usual = calibration_path(source, reading.basis);
-  const std::string path = inputs.calibration.empty() ? usual : inputs.calibration;
-  if (inputs.calibration.empty() && !std::filesystem::exists(usual)) {
-    throw Error(
-        ErrorKind::not_found,
-        str("readkv needs a calibration of ", info.path, ", and there is none at ", usual,
-            ". Make one with `kvist calibrate -m MODEL --text DIR`, name one with --calibration "
-            "FILE, or let the prompt calibrate itself with readkv(calibration=prompt)"));
-  }
-  ReadCalibration calibration = load_calibration(path);
-  calibration.check_fits(source);
-  if (!(calibration.basis == reading.basis)) {
-    throw Error(ErrorKind::invalid_argument,
-                str(path, " was measured under ", name_of(calibration.basis),
-                    ", but the method asks for ", name_of(reading.basis)));
-  }
-  return std::make_shared<CodedModel>(std::move(calibration));
-}
-
 }  // namespace
 
 void add_model_options(CLI::App& app, Inputs* inputs) {
@@ -134,6 +111,28 @@ SessionOptions session_options(const Inputs& inputs) {
   return options;
 }
 
+std::shared_ptr<const CodedModel> load_code(const std::string& file, const Reading& reading,
+                                            const ModelInfo& info) {
+  const ReadSource source = read_source(info);
+  const std::string usual = calibration_path(source, reading.basis);
+  const std::string path = file.empty() ? usual : file;
+  if (file.empty() && !std::filesystem::exists(usual)) {
+    throw Error(
+        ErrorKind::not_found,
+        str("readkv needs a calibration of ", info.path, ", and there is none at ", usual,
+            ". Make one with `kvist calibrate -m MODEL --text DIR`, name one with --calibration "
+            "FILE, or let the prompt calibrate itself with readkv(calibration=prompt)"));
+  }
+  ReadCalibration calibration = load_calibration(path);
+  calibration.check_fits(source);
+  if (!(calibration.basis == reading.basis)) {
+    throw Error(ErrorKind::invalid_argument,
+                str(path, " was measured under ", name_of(calibration.basis),
+                    ", but the method asks for ", name_of(reading.basis)));
+  }
+  return std::make_shared<CodedModel>(std::move(calibration));
+}
+
 Loaded load(const Inputs& inputs, const Context& context) {
   Loaded loaded;
   loaded.spec = parse_spec(inputs.method);
@@ -142,7 +141,7 @@ Loaded load(const Inputs& inputs, const Context& context) {
   loaded.model = Model::load(path, model_options(inputs, context));
   loaded.reading = loaded.spec.reading();
   if (loaded.reading && !loaded.reading->calibrate_on_prompt)
-    loaded.code = load_code(inputs, *loaded.reading, loaded.model->info());
+    loaded.code = load_code(inputs.calibration, *loaded.reading, loaded.model->info());
   loaded.tokenizer = Tokenizer::load(path);
   loaded.prompt = std::make_unique<Prompt>(*loaded.tokenizer, inputs.raw);
   loaded.ids = loaded.prompt->document(loaded.text);

@@ -35,6 +35,12 @@ std::string model_path(const Inputs& inputs);
 ModelOptions model_options(const Inputs& inputs, const Context& context);
 SessionOptions session_options(const Inputs& inputs);
 
+// The calibration that `reading` needs, from `file` or, where that is "", from where kvist
+// calibrate puts it. Throws not_found saying how to get one, and invalid_argument where it is of
+// another model.
+std::shared_ptr<const CodedModel> load_code(const std::string& file, const Reading& reading,
+                                            const ModelInfo& info);
+
 // Everything a document needs to be asked, ready to prefill.
 struct Loaded {
   Spec spec;
