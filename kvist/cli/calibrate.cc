@@ -24,7 +24,7 @@ namespace fs = std::filesystem;
 struct CalibrateOptions {
   Inputs inputs;
   std::vector<std::string> texts;
-  std::string out, transform = "hadamard";
+  std::string out, transform = "both";
   int documents = 32, window = 2048;
   uint64_t seed = ReadBasis{}.seed;
   bool layer_signs = false;
@@ -50,47 +50,66 @@ std::vector<std::vector<int32_t>> windows_of(const CalibrateOptions& options,
   return windows;
 }
 
+void make_folder(const fs::path& folder) {
+  if (folder.empty()) return;
+  std::error_code failure;
+  fs::create_directories(folder, failure);
+  if (failure)
+    throw Error(ErrorKind::io, str(folder.string(), ": cannot be made: ", failure.message()));
+}
+
 int run_calibrate(const CalibrateOptions& options, const Context& context) {
+  if (!options.out.empty() && options.transform == "both") {
+    throw Error(ErrorKind::invalid_argument,
+                "--out names one file: choose --transform hadamard or --transform klt with it");
+  }
   const std::atomic<bool>& stop = watch_interrupt();
   const std::string path = model_path(options.inputs);
   const auto model = Model::load(path, model_options(options.inputs, context));
   const auto tokenizer = Tokenizer::load(path);
   const auto windows = windows_of(options, *tokenizer, model->info().context);
   const ReadSource source = read_source(model->info());
-  const ReadBasis basis{options.seed, options.layer_signs, options.transform == "klt"};
-  const std::string out = options.out.empty() ? calibration_path(source, basis) : options.out;
-  if (const fs::path folder = fs::path(out).parent_path(); !folder.empty()) {
-    std::error_code failure;
-    fs::create_directories(folder, failure);
-    if (failure)
-      throw Error(ErrorKind::io, str(folder.string(), ": cannot be made: ", failure.message()));
+  std::vector<ReadBasis> bases;
+  for (bool klt : {false, true}) {
+    if (options.transform == "both" || (options.transform == "klt") == klt)
+      bases.push_back({options.seed, options.layer_signs, klt});
+  }
+  std::vector<std::string> files;
+  for (const ReadBasis& basis : bases) {
+    files.push_back(options.out.empty() ? calibration_path(source, basis) : options.out);
+    make_folder(fs::path(files.back()).parent_path());
   }
   // Keys and values as the graph makes them, so that a figure is rounded once.
   SessionOptions session_options;
   session_options.cache_type = Scalar::f32;
   Session session(*model, *context.pool, session_options);
-  ReadCalibration calibration;
+  std::vector<ReadCalibration> calibrations;
   {
     ProgressBar bar("calibrating", false);
-    calibration = calibrate(
-        session, source, basis, windows,
+    calibrations = calibrate(
+        session, source, bases, windows,
         [&](const Progress& p) { bar.update(p.done, p.total, p.seconds, "tokens"); }, &stop);
   }
-  save(calibration, out);
+  auto rows = nlohmann::ordered_json::array();
+  for (size_t i = 0; i < files.size(); ++i) {
+    const ReadCalibration& made = calibrations[i];
+    save(made, files[i]);
+    rows.push_back({{"file", files[i]},
+                    {"transform", made.basis.klt ? "klt" : "hadamard"},
+                    {"seed", made.basis.seed},
+                    {"tokens", made.tokens},
+                    {"charged_bytes", made.charged_bytes()}});
+    if (context.json) continue;
+    std::printf("%s: %s tokens in %zu windows, %s of shared state\n", files[i].c_str(),
+                human_count(static_cast<uint64_t>(made.tokens)).c_str(), windows.size(),
+                human_bytes(made.charged_bytes()).c_str());
+  }
   if (context.json) {
-    std::printf("%s\n", nlohmann::ordered_json{{"file", out},
-                                               {"model", source.model},
-                                               {"transform", options.transform},
-                                               {"seed", basis.seed},
-                                               {"windows", windows.size()},
-                                               {"tokens", calibration.tokens},
-                                               {"charged_bytes", calibration.charged_bytes()}}
-                            .dump(2)
-                            .c_str());
-  } else {
-    std::printf("%s: %s tokens in %zu windows, %s of shared state\n", out.c_str(),
-                human_count(static_cast<uint64_t>(calibration.tokens)).c_str(), windows.size(),
-                human_bytes(calibration.charged_bytes()).c_str());
+    std::printf("%s\n",
+                nlohmann::ordered_json{
+                    {"model", source.model}, {"windows", windows.size()}, {"calibrations", rows}}
+                    .dump(2)
+                    .c_str());
   }
   return kDone;
 }
@@ -104,8 +123,8 @@ Action add(CLI::App& app) {
   app.add_option("-o,--out", options->out,
                  "where the calibration goes; without it to where readkv looks for it")
       ->type_name("FILE");
-  app.add_option("--transform", options->transform, "of keys; as in the method's options")
-      ->check(CLI::IsMember({"hadamard", "klt"}))
+  app.add_option("--transform", options->transform, "of keys, as in the method's options")
+      ->check(CLI::IsMember({"hadamard", "klt", "both"}))
       ->capture_default_str();
   app.add_option("--seed", options->seed, "of the transforms' random signs")->capture_default_str();
   app.add_flag("--layer-signs", options->layer_signs, "each layer has signs of its own");

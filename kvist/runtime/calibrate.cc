@@ -27,22 +27,35 @@ void read_rows(const HeadRows& rows, const LayerInput& layer, Buffer<float>* hea
   }
 }
 
-void add_prefix(Session& session, CalibrationAccumulator* sums) {
-  Buffer<float> head, k, v;
+using Sums = std::vector<std::unique_ptr<CalibrationAccumulator>>;
+
+// Layers are read one after another and summed up side by side, each on a thread of its own.
+void add_prefix(Session& session, const Sums& sums) {
+  struct Rows {
+    int n_tokens = 0, n_queries = 0;
+    Buffer<float> k, v;
+    const float* q = nullptr;
+  };
+  std::vector<Rows> layers;
+  ThreadPool* pool = nullptr;
   session.each_layer([&](const LayerInput& layer) {
     const size_t of_head =
         static_cast<size_t>(layer.n_tokens) * static_cast<size_t>(layer.head_dim);
     const size_t size = of_head * static_cast<size_t>(layer.kv_heads);
-    if (k.size() != size) {
-      head = Buffer<float>(of_head);
-      k = Buffer<float>(size);
-      v = Buffer<float>(size);
-    }
-    read_rows(*layer.keys, layer, &head, k.data());
-    read_rows(*layer.values, layer, &head, v.data());
-    const bool queries = layer.q.data() != nullptr;
-    sums->add(layer.layer, layer.n_tokens, k.data(), v.data(), queries ? layer.q.dim(0) : 0,
-              layer.q.data());
+    Buffer<float> head(of_head);
+    Rows rows{layer.n_tokens, 0, Buffer<float>(size), Buffer<float>(size), layer.q.data()};
+    read_rows(*layer.keys, layer, &head, rows.k.data());
+    read_rows(*layer.values, layer, &head, rows.v.data());
+    if (rows.q != nullptr) rows.n_queries = static_cast<int>(layer.q.dim(0));
+    layers.push_back(std::move(rows));
+    pool = layer.pool;
+  });
+  const auto n_layers = static_cast<int64_t>(layers.size());
+  pool->parallel_for(n_layers * static_cast<int64_t>(sums.size()), [&](int64_t i) {
+    const Rows& rows = layers[static_cast<size_t>(i % n_layers)];
+    sums[static_cast<size_t>(i / n_layers)]->add(static_cast<int>(i % n_layers), rows.n_tokens,
+                                                 rows.k.data(), rows.v.data(), rows.n_queries,
+                                                 rows.q);
   });
 }
 
@@ -64,11 +77,14 @@ ReadSource read_source(const ModelInfo& info) {
   return source;
 }
 
-ReadCalibration calibrate(Session& session, const ReadSource& source, const ReadBasis& basis,
-                          std::span<const std::vector<int32_t>> windows,
-                          const std::function<void(const Progress&)>& on_progress,
-                          const std::atomic<bool>* stop) {
-  CalibrationAccumulator sums(source, basis);
+std::vector<ReadCalibration> calibrate(Session& session, const ReadSource& source,
+                                       std::span<const ReadBasis> bases,
+                                       std::span<const std::vector<int32_t>> windows,
+                                       const std::function<void(const Progress&)>& on_progress,
+                                       const std::atomic<bool>* stop) {
+  Sums sums;
+  for (const ReadBasis& basis : bases)
+    sums.push_back(std::make_unique<CalibrationAccumulator>(source, basis));
   size_t total = 0, done = 0;
   for (const auto& window : windows) total += window.size();
   const auto start = Clock::now();
@@ -79,17 +95,20 @@ ReadCalibration calibrate(Session& session, const ReadSource& source, const Read
                    std::chrono::duration<double>(Clock::now() - start).count()});
     };
     session.prefill(window, {.window_queries = static_cast<int>(window.size())}, chunk_done, stop);
-    add_prefix(session, &sums);
+    add_prefix(session, sums);
     done += window.size();
   }
-  return sums.finish();
+  std::vector<ReadCalibration> calibrations;
+  for (const auto& sum : sums) calibrations.push_back(sum->finish());
+  return calibrations;
 }
 
 ReadCalibration calibrate_on_prefix(Session& session, const ReadSource& source,
                                     const ReadBasis& basis) {
-  CalibrationAccumulator sums(source, basis);
-  add_prefix(session, &sums);
-  return sums.finish();
+  Sums sums;
+  sums.push_back(std::make_unique<CalibrationAccumulator>(source, basis));
+  add_prefix(session, sums);
+  return sums.front()->finish();
 }
 
 std::string calibration_folder() {

@@ -19,12 +19,13 @@ namespace kvist {
 ReadSource read_source(const ModelInfo& info);
 
 // Over windows of token ids, each prefilled alone, as the paper does (its section 4: 32 documents,
-// a window of 2,048 tokens each). on_progress counts tokens; *stop becoming true throws
-// Error(interrupted).
-ReadCalibration calibrate(Session& session, const ReadSource& source, const ReadBasis& basis,
-                          std::span<const std::vector<int32_t>> windows,
-                          const std::function<void(const Progress&)>& on_progress = {},
-                          const std::atomic<bool>* stop = nullptr);
+// a window of 2,048 tokens each); one calibration a basis. on_progress counts tokens; *stop
+// becoming true throws Error(interrupted).
+std::vector<ReadCalibration> calibrate(Session& session, const ReadSource& source,
+                                       std::span<const ReadBasis> bases,
+                                       std::span<const std::vector<int32_t>> windows,
+                                       const std::function<void(const Progress&)>& on_progress = {},
+                                       const std::atomic<bool>* stop = nullptr);
 
 // Over the uncompressed prefix of the session alone. Queries are those that prefill recorded.
 ReadCalibration calibrate_on_prefix(Session& session, const ReadSource& source,
