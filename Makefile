@@ -16,6 +16,7 @@ build: setup
 	@test -f $(BUILD)/build.ninja -a -f $(BUILD)/CMakeCache.txt || \
 	  cmake --preset release $(if $(LLAMA),-DCMAKE_PREFIX_PATH=$(LLAMA))
 	@ninja -C $(BUILD) -j $(JOBS)
+	@tools/calibrate.sh $(BUILD)/kvist
 
 setup:
 	@tools/setup.sh

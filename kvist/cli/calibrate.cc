@@ -27,7 +27,7 @@ struct CalibrateOptions {
   std::string out, transform = "both";
   int documents = 32, window = 2048;
   uint64_t seed = ReadBasis{}.seed;
-  bool layer_signs = false;
+  bool layer_signs = false, where = false;
 };
 
 // The first windows of all documents, then their second ones, until there are enough.
@@ -59,6 +59,9 @@ void make_folder(const fs::path& folder) {
 }
 
 int run_calibrate(const CalibrateOptions& options, const Context& context) {
+  if (options.texts.empty() && !options.where)
+    throw Error(ErrorKind::invalid_argument,
+                "--text is missing: documents to measure the model on");
   if (!options.out.empty() && options.transform == "both") {
     throw Error(ErrorKind::invalid_argument,
                 "--out names one file: choose --transform hadamard or --transform klt with it");
@@ -67,7 +70,8 @@ int run_calibrate(const CalibrateOptions& options, const Context& context) {
   const std::string path = model_path(options.inputs);
   const auto model = Model::load(path, model_options(options.inputs, context));
   const auto tokenizer = Tokenizer::load(path);
-  const auto windows = windows_of(options, *tokenizer, model->info().context);
+  const auto windows = options.where ? std::vector<std::vector<int32_t>>{}
+                                     : windows_of(options, *tokenizer, model->info().context);
   const ReadSource source = read_source(model->info());
   std::vector<ReadBasis> bases;
   for (bool klt : {false, true}) {
@@ -77,8 +81,12 @@ int run_calibrate(const CalibrateOptions& options, const Context& context) {
   std::vector<std::string> files;
   for (const ReadBasis& basis : bases) {
     files.push_back(options.out.empty() ? calibration_path(source, basis) : options.out);
-    make_folder(fs::path(files.back()).parent_path());
   }
+  if (options.where) {
+    for (const std::string& file : files) std::printf("%s\n", file.c_str());
+    return kDone;
+  }
+  for (const std::string& file : files) make_folder(fs::path(file).parent_path());
   // Keys and values as the graph makes them, so that a figure is rounded once.
   SessionOptions session_options;
   session_options.cache_type = Scalar::f32;
@@ -118,8 +126,8 @@ Action add(CLI::App& app) {
   auto options = std::make_shared<CalibrateOptions>();
   app.add_option("--text", options->texts,
                  "held-out documents: files, or folders of .txt and .md files")
-      ->type_name("DIR|FILE")
-      ->required();
+      ->type_name("DIR|FILE");
+  app.add_flag("--where", options->where, "only print where the calibrations of this model go");
   app.add_option("-o,--out", options->out,
                  "where the calibration goes; without it to where readkv looks for it")
       ->type_name("FILE");
