@@ -106,6 +106,33 @@ TEST_F(Cli, RecomputesThePapersFigures) {
   expect_refusal("bench --paper other", 2, {"--paper", "readkv"});
 }
 
+TEST_F(Cli, SaysHowToGetACalibration) {
+  const std::string model = kvist::testing::embedded_model();
+  if (model.empty()) GTEST_SKIP() << "no embedded model: run `make test`, or set KVIST_MODEL";
+  const std::string here = "KVIST_CALIBRATION='" + dir_.string() + "'";
+  const std::string ask = "run -m '" + model + "' " + with_document() + "-q x -n 1 --method ";
+  const Outcome none = kvist(ask + "readkv", here);
+  EXPECT_EQ(none.code, 1);
+  for (const char* part : {"kvist calibrate", "--calibration", "calibration=prompt"})
+    EXPECT_NE(none.err.find(part), std::string::npos) << none.err;
+  EXPECT_EQ(kvist(ask + "'readkv(calibration=prompt)'", here).code, 0);
+  // What calibrate makes is what run finds.
+  const std::string calibrate = "calibrate -m '" + model + "' --documents 1 --window 64 --text '";
+  EXPECT_EQ(kvist(calibrate + KVIST_SOURCE_DIR "/examples/demo.txt'", here).code, 0);
+  EXPECT_EQ(kvist(ask + "readkv", here).code, 0);
+  EXPECT_EQ(kvist(ask + "'readkv(transform=klt,sinks=4)'", here).code, 0);
+  // Another transform than the file's.
+  const Outcome where = kvist("calibrate --where -m '" + model + "'", here);
+  const std::string file = where.out.substr(0, where.out.find('\n'));
+  const Outcome other = kvist(ask + "'readkv(transform=klt)' --calibration '" + file + "'", here);
+  EXPECT_EQ(other.code, 2);
+  EXPECT_NE(other.err.find("hadamard"), std::string::npos) << other.err;
+  write("broken.readkv", slurp(file).substr(0, 5000));
+  const Outcome broken = kvist(ask + "readkv --calibration '" + path("broken.readkv") + "'", here);
+  EXPECT_EQ(broken.code, 1);
+  EXPECT_NE(broken.err.find("broken.readkv"), std::string::npos) << broken.err;
+}
+
 TEST_F(Cli, SaysHowToGetAModel) {
   expect_refusal("run -q x " + with_document(), 2, {"no model", "-m", "KVIST_MODEL", "make demo"});
   const Outcome got = kvist("run -q x " + with_document(), "KVIST_MODEL=/nowhere/m.gguf");

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: MIT
+// ReadKV on a real model: what is read costs what was asked for, deeper reads lose less, questions
+// leave the prefix alone, and a calibration of something else is refused.
+#include <gtest/gtest.h>
+
+#include "kvist/core/error.h"
+#include "kvist/eval/perplexity.h"
+#include "kvist/runtime/calibrate.h"
+#include "support/embedded_model.h"
+
+namespace kvist {
+namespace {
+
+using testing::argmax;
+using testing::embedded_model;
+
+// The model, and a calibration over the first tokens of the demo's document.
+class ReadKv : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const std::string path = embedded_model();
+    if (path.empty()) GTEST_SKIP() << "no embedded model: run `make test`, or set KVIST_MODEL";
+    ModelOptions options;
+    options.n_threads = 2;
+    model_ = Model::load(path, options);
+    tokenizer_ = Tokenizer::load(path);
+    ids_ = tokenizer_->encode(testing::read_source_file("examples/demo.txt"), false);
+    source_ = read_source(model_->info());
+    Session session(*model_, pool_, {});
+    const std::vector<std::vector<int32_t>> window{{ids_.begin(), ids_.begin() + 512}};
+    const std::vector<ReadBasis> bases{{}, {.klt = true}};
+    for (ReadCalibration& made : calibrate(session, source_, bases, window))
+      codes_.push_back(std::make_shared<CodedModel>(std::move(made)));
+  }
+
+  std::shared_ptr<const CodedModel> code(const Spec& spec) const {
+    return codes_[spec.reading()->basis.klt ? 1 : 0];
+  }
+  std::vector<PerplexityResult> measure(Protocol protocol, const std::vector<std::string>& specs) {
+    std::vector<Contestant> contestants;
+    for (const std::string& text : specs) {
+      const Spec spec = parse_spec(text);
+      contestants.push_back({spec, spec.reading() ? code(spec) : nullptr});
+    }
+    const std::vector<std::vector<int32_t>> window{{ids_.begin() + 1000, ids_.begin() + 1384}};
+    return perplexity(*model_, pool_, protocol, contestants, window);
+  }
+  // A session whose first n tokens are coded.
+  std::unique_ptr<Session> coded(const std::string& text, int n) {
+    const Spec spec = parse_spec(text);
+    auto session = std::make_unique<Session>(*model_, pool_, SessionOptions{});
+    session->prefill(std::span(ids_).first(static_cast<size_t>(n)));
+    session->encode(spec.reading()->plan, code(spec));
+    return session;
+  }
+
+  ThreadPool pool_{2};
+  std::unique_ptr<Model> model_;
+  std::unique_ptr<Tokenizer> tokenizer_;
+  std::vector<int32_t> ids_;
+  ReadSource source_;
+  std::vector<std::shared_ptr<const CodedModel>> codes_;  // hadamard, klt
+};
+
+TEST_F(ReadKv, DeeperReadsLoseLess) {
+  for (const Protocol protocol : {Protocol::prefix, Protocol::causal}) {
+    const auto r = measure(protocol, {"none", "readkv(read=8)", "readkv(read=4)", "readkv(read=2)",
+                                      "readkv(read=2,sinks=4)"});
+    EXPECT_EQ(r[0].stats.kl().mean, 0);
+    EXPECT_LT(r[1].stats.kl().mean, 0.01);
+    EXPECT_LT(r[1].stats.kl().mean, r[2].stats.kl().mean);
+    EXPECT_LT(r[2].stats.kl().mean, r[3].stats.kl().mean);
+    EXPECT_LT(r[4].stats.kl().mean, r[3].stats.kl().mean);
+    EXPECT_NEAR(r[1].stats.log_ratio().mean, 0, 0.01);
+    for (size_t i = 1; i < r.size(); ++i) {
+      EXPECT_LE(r[i].reads.key_bits, r[i].reads.key_budget);
+      EXPECT_LE(r[i].reads.value_bits, r[i].reads.value_budget);
+      EXPECT_GT(r[i].reads.key_bits, r[i].reads.key_budget * 99 / 100);
+    }
+    // Codes of 8 bits are half of f16.
+    EXPECT_EQ(r[2].bytes.payload * 2, r[2].plain_bytes);
+  }
+}
+
+TEST_F(ReadKv, AKeyTransformFittedToTheHeadsLosesLess) {
+  const auto r =
+      measure(Protocol::prefix, {"readkv(read_keys=2,read_values=2,sinks=4)",
+                                 "readkv(read_keys=2,read_values=2,sinks=4,transform=klt)"});
+  EXPECT_LT(r[1].stats.kl().mean, r[0].stats.kl().mean);
+}
+
+TEST_F(ReadKv, QuestionsTogetherAreAnsweredAsAlone) {
+  const auto session = coded("readkv(read=3)", 600);
+  const std::vector<int32_t> first{ids_[700], ids_[701], ids_[702]};
+  std::vector<std::vector<float>> alone;
+  for (int32_t token : first) {
+    const int sequence = session->open();
+    alone.push_back(session->extend(sequence, {&token, 1}));
+    session->close(sequence);
+  }
+  std::vector<int32_t> sequences;
+  for (size_t i = 0; i < first.size(); ++i) sequences.push_back(session->open());
+  std::vector<float> together;
+  session->decode(sequences, first, &together);
+  const size_t vocab = together.size() / first.size();
+  for (size_t i = 0; i < first.size(); ++i) {
+    const std::span<const float> row = std::span(together).subspan(i * vocab, vocab);
+    EXPECT_EQ(argmax(row), argmax(alone[i]));
+    // Batches of several rows multiply by weights of another form.
+    EXPECT_LT(testing::kl(alone[i], row), 0.02);
+  }
+}
+
+TEST_F(ReadKv, TheSameQuestionFirstAndLast) {
+  const auto session = coded("readkv(store=4,read=2)", 500);
+  const auto ask = [&](int at) {
+    const int sequence = session->open();
+    const auto logits =
+        session->extend(sequence, std::span(ids_).subspan(static_cast<size_t>(at), 40));
+    session->close(sequence);
+    return logits;
+  };
+  const auto first = ask(600);
+  ask(900);
+  EXPECT_EQ(ask(600), first);
+}
+
+TEST_F(ReadKv, RefusesWhatDoesNotFit) {
+  ReadSource other = source_;
+  other.model = "0123456789abcdef";
+  try {
+    codes_[0]->calibration().check_fits(other);
+    FAIL();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.kind(), ErrorKind::invalid_argument);
+    EXPECT_NE(std::string(e.what()).find(other.model), std::string::npos) << e.what();
+    EXPECT_NE(std::string(e.what()).find(source_.model), std::string::npos) << e.what();
+  }
+  Session session(*model_, pool_, {});
+  session.prefill(std::span(ids_).first(64));
+  session.encode(parse_spec("readkv").reading()->plan, codes_[0]);
+  EXPECT_THROW(session.encode(parse_spec("readkv").reading()->plan, codes_[0]), Error);
+  EXPECT_THROW(measure(Protocol::causal, {"twinkv"}), Error);
+}
+
+}  // namespace
+}  // namespace kvist
