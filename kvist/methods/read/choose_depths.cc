@@ -10,6 +10,7 @@
 #include <limits>
 
 #include "kvist/core/error.h"
+#include "kvist/kernels/depth_cut.h"
 #include "kvist/kernels/tree_code.h"
 
 namespace kvist {
@@ -31,24 +32,10 @@ double gain(int level) { return static_cast<double>(kTreeGains[level - 1]); }
 int bits_of(float x) { return std::bit_cast<int>(x); }
 float float_of(int bits) { return std::bit_cast<float>(bits); }
 
-// What a first look at the weights says. As signed integers the bits of floats order like the
-// floats, and -0 lies below all positive ones.
-struct Range {
-  bool valid = true;
-  int64_t positive = 0;
-  int least = kInfinityBits, most = 0;  // bits of the smallest and largest positive weight
-};
+using Range = kernels::WeightRange;
 
 Range range_of(std::span<const float> weights) {
-  int bad = 0, positive = 0, least = kInfinityBits, most = 0;
-  for (const float weight : weights) {
-    const int bits = bits_of(weight);
-    bad |= (bits >= kInfinityBits) | ((bits < 0) & (bits != std::numeric_limits<int>::min()));
-    positive += bits > 0;
-    least = std::min(least, bits > 0 ? bits : kInfinityBits);
-    most = std::max(most, bits);
-  }
-  return {bad == 0, positive, least, most};
+  return kernels::weight_range(weights.data(), static_cast<int64_t>(weights.size()));
 }
 
 // How many positive weights lie in a bin or above it.
@@ -139,43 +126,6 @@ Thresholds thresholds(double x, int least_level, int max_depth) {
   return out;
 }
 
-int levels(int bits, const Thresholds& cut) {
-  int n = 0;
-  for (int threshold : cut) n += bits >= threshold;
-  return n;
-}
-
-struct Split {
-  int64_t levels = 0;  // surely read, min_depth aside
-  int64_t items = 0;   // in workspace.items: one more level lies inside the bracket
-};
-
-// Depths by the upper end of the bracket, and the items that the lower end would read deeper.
-Split split(std::span<const float> weights, const Thresholds& above, const Thresholds& below,
-            int min_depth, std::span<uint8_t> depths, int32_t* items) {
-  constexpr size_t kBlock = 16;
-  Split out;
-  for (size_t begin = 0; begin < weights.size(); begin += kBlock) {
-    int bits[kBlock] = {}, sure[kBlock], open[kBlock];
-    const size_t n = std::min(kBlock, weights.size() - begin);
-    std::memcpy(bits, weights.data() + begin, n * sizeof(float));
-    int total = 0, any = 0;
-    for (size_t i = 0; i < kBlock; ++i) {
-      sure[i] = levels(bits[i], above);
-      open[i] = levels(bits[i], below) - sure[i];
-      total += sure[i];
-      any |= open[i];
-    }
-    out.levels += total;
-    for (size_t i = 0; i < n; ++i) depths[begin + i] = static_cast<uint8_t>(min_depth + sure[i]);
-    for (size_t i = 0; any != 0 && i < n; ++i) {
-      items[out.items] = static_cast<int32_t>(begin + i);
-      out.items += open[i];
-    }
-  }
-  return out;
-}
-
 // The element of rank k, 0 the largest; keys are permuted and cut down.
 uint64_t select(uint64_t* keys, int64_t n, int64_t k) {
   constexpr int kDigit = 11;
@@ -230,8 +180,8 @@ bool fits(std::span<const float> weights, std::span<uint8_t> depths, const Depth
 void DepthWorkspace::reserve(int64_t n_items) {
   KVIST_ASSERT(n_items >= 0 && n_items <= std::numeric_limits<int32_t>::max());
   const auto n = static_cast<size_t>(n_items);
-  // One past the end: the list is written before it is known whether the item belongs to it.
-  if (items.size() < n + 1) items = Buffer<int32_t>(n + 1);
+  // Past the end: the list is written before it is known whether an item belongs to it.
+  if (items.size() < n + 16) items = Buffer<int32_t>(n + 16);
   if (keys.size() < n) keys = Buffer<uint64_t>(n);
   if (counts.empty()) counts = Buffer<uint32_t>(2 * (kBins + 1));
 }
@@ -257,8 +207,11 @@ int64_t choose_depths(std::span<const float> weights, int max_depth, int min_dep
   const int least_level = min_depth + 1;
   const Histogram histogram(weights, range, workspace.counts.data());
   const Bracket cut = bracket(histogram, range, least_level, max_depth, wanted);
-  const Split found = split(weights, thresholds(cut.above, least_level, max_depth),
-                            thresholds(cut.below, least_level, max_depth), min_depth, depths,
+  // Depths by the upper end of the bracket, and the items that the lower end would read deeper.
+  const Thresholds above = thresholds(cut.above, least_level, max_depth);
+  const Thresholds below = thresholds(cut.below, least_level, max_depth);
+  const kernels::DepthSplit found =
+      kernels::split_depths(weights.data(), n, above.data(), below.data(), min_depth, depths.data(),
                             workspace.items.data());
   if (found.levels < wanted) settle(weights, found.items, wanted - found.levels, depths, workspace);
   return budget;
