@@ -127,24 +127,24 @@ class Bench {
   }
 
   // Distance of the fast output from the exact one over the distance of that from dense attention:
-  // what the tables lose beside what the code loses.
-  double table_loss() {
+  // what sums in bytes lose beside what the code loses.
+  double byte_loss() {
     dense(0);
     const auto whole = out_;
     coded(0, kernels::Precision::exact);
     const auto exact = out_;
     coded(0, kernels::Precision::fast);
-    double tables = 0, code = 0;
+    double bytes = 0, code = 0;
     for (size_t i = 0; i < out_.size(); ++i) {
-      tables += std::pow(double{out_[i]} - double{exact[i]}, 2);
+      bytes += std::pow(double{out_[i]} - double{exact[i]}, 2);
       code += std::pow(double{exact[i]} - double{whole[i]}, 2);
     }
-    return std::sqrt(tables / code);
+    return std::sqrt(bytes / code);
   }
 
   void report(benchmark::State& state) {
-    const double loss = table_loss();
-    if (!(loss < 0.3)) return state.SkipWithError(str("tables lose ", loss).c_str());
+    const double loss = byte_loss();
+    if (!(loss < 0.3)) return state.SkipWithError(str("bytes lose ", loss).c_str());
     double dense_us = 1e30, coded_us = 1e30, exact_us = 1e30;
     for (int round = 0; round < kRounds; ++round) {
       dense_us = std::min(dense_us, layer_us([&](int i) { dense(i); }));
@@ -160,7 +160,7 @@ class Bench {
     state.counters["exact_us"] = exact_us;
     state.counters["speedup"] = dense_us / coded_us;
     state.counters["dense_GB/s"] = bytes / dense_us / 1e3;
-    state.counters["table_loss"] = loss;
+    state.counters["byte_loss"] = loss;
     state.counters["held"] = static_cast<double>(layers_.coded[0]->bytes().allocated +
                                                  layers_.coded[0]->bytes().shared) /
                              bytes;

@@ -4,10 +4,10 @@
 //
 //   queries   q' = U_K q, their key weights and constants          job: query head
 //   keys      the key schedule                                     worker 0
-//   tables    what its channels look up                            job: KV head
+//   weights   what its channels multiply                           job: KV head
 //   logits    logits and page exponentials                         job: KV head, 4 pages
 //   totals    factor of each page                                  job: KV head
-//   weights   attention and value weights                          job: KV head, 4 pages
+//   attention attention weights, value weights                     job: KV head, 4 pages
 //   values    the value schedule                                   worker 0
 //   sums      weighted values of a segment                         job: KV head, segment
 //   output    segments in order, mu + sigma, U_V^T                 job: query head

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Encoding, sealing and the logits of a page, by tables where the CPU has them and by decoding to
+// Encoding, sealing and the logits of a page, in bytes where the CPU can and by decoding to
 // float elsewhere.
 #include "kvist/kernels/plane_keys.h"
 
@@ -11,17 +11,18 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <utility>
 
 #include "kvist/kernels/attend-inl.h"
+#include "kvist/kernels/plane_bytes-inl.h"
 #include "kvist/kernels/plane_code-inl.h"
-#include "kvist/kernels/plane_internal.h"
-#include "kvist/kernels/plane_tables-inl.h"
+#include "kvist/kernels/tree_guide.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace kvist::kernels {
 namespace HWY_NAMESPACE {
 
-bool tables_here() { return HWY_TARGET == HWY_AVX3_DL; }
+bool bytes_here() { return HWY_TARGET == HWY_AVX3_DL; }
 
 #if HWY_TARGET != HWY_SCALAR
 using Codes = hn::CappedTag<float, 16>;
@@ -102,40 +103,89 @@ void seal(const uint8_t* open, int n_tokens, int head_dim, int width, const uint
   }
 }
 
-// One 64-byte line after the other of what the next page will read, spread over this one's blocks.
+// The lines of an eighth of the steps in the next page, one call a block.
 HWY_INLINE void prefetch_lines(const KeyReader& reader, const uint8_t* next, int block) {
-  const int n = reader.n_steps * 16;
-  for (int i = n * block / 8; i < n * (block + 1) / 8; ++i)
-    __builtin_prefetch(next + reader.lines[i], 0, 2);
+  const int n = reader.n_steps * 4;
+  for (int i = n * block / 8; i < n * (block + 1) / 8; ++i) {
+    const int c = reader.items[i];
+    const uint8_t* line = next + int64_t{c} * reader.width * kPlaneBytes;
+    for (int s = 0; s < reader.depths[c]; ++s) __builtin_prefetch(line + s * kPlaneBytes, 0, 2);
+  }
 }
 
 #if HWY_TARGET == HWY_AVX3_DL
-void fill_tables(const KeyReader& reader, const internal::Nibble* nibbles, const float* weight) {
-  const Patterns& pattern = patterns();
-  for (int r = 0; r < reader.rows; ++r) {
-    const float* w = weight + int64_t{r} * reader.head_dim;
-    const float scale = reader.unit[r] == 0 ? 0 : 1 / reader.unit[r];
-    for (int s = 0; s < reader.n_steps; ++s)
-      step_tables(
-          nibbles + 4 * s, pattern, scale, [w](int32_t c) HWY_ATTR { return w[c]; },
-          reader.tables + (int64_t{r} * reader.n_steps + s) * internal::kStepBytes);
+// Steps by depth, filled up with the depth's first channel at weight 0; weights of every row.
+void fill_bytes(KeyReader* reader, const float* weight) {
+  int n = 0;
+  for (int depth = 1; depth <= kByteDepth; ++depth) {
+    const int first = n;
+    for (int c = 0; c < reader->head_dim; ++c)
+      if (reader->depths[c] == depth) reader->items[n++] = c;
+    const int own = n;
+    while (n % kStepItems != 0) reader->items[n++] = reader->items[first];
+    reader->steps[depth] = (n - first) / kStepItems;
+    for (int r = 0; r < reader->rows; ++r)
+      for (int i = first; i < n; ++i) reader->bytes[r * reader->row_bytes() + i] = i < own ? 1 : 0;
+  }
+  reader->n_steps = n / kStepItems;
+  for (int r = 0; r < reader->rows; ++r) {
+    const float* w = weight + int64_t{r} * reader->head_dim;
+    int8_t* to = reader->bytes + r * reader->row_bytes();
+    float largest = 0, all = 0;
+    for (int i = 0; i < n; ++i) largest = std::max(largest, std::abs(w[reader->items[i]]));
+    const float scale = largest < 1e-35f ? 0 : 127 / largest;
+    int sum = 0, used = 0;
+    for (int i = 0; i < n; ++i) {
+      if (to[i] == 0) continue;
+      to[i] = static_cast<int8_t>(std::lrint(w[reader->items[i]] * scale));
+      sum += to[i];
+      all += std::abs(w[reader->items[i]]);
+      ++used;
+    }
+    reader->zero[r] = kByteZero * sum;
+    reader->unit[r] = scale == 0 ? 0 : byte_unit() / scale;
+    // |w c - w' c'| <= |w| |c - c'| + |w - w'| |c'|
+    reader->error[r] =
+        0.5f * byte_unit() * all + static_cast<float>(used) * 0.5f * 127.5f * reader->unit[r];
   }
 }
 
-void tables_block(const KeyReader& reader, const uint8_t* page, int block, float* out,
-                  int64_t stride, uint8_t* index) {
-  for (int s = 0; s < reader.n_steps; ++s) {
-    uint64_t planes[16];
-    for (int i = 0; i < 16; ++i)
-      std::memcpy(&planes[i], page + reader.lines[16 * s + i] + 8 * block, 8);
-    step_indices(planes, index + int64_t{s} * 256);
+template <int kDepth>
+void step_bytes(const KeyReader& reader, const uint8_t* page, int first_step, uint8_t* bytes) {
+  const __m512i table = _mm512_load_si512(byte_tables().at[kDepth]);
+  const int32_t* item = reader.items + first_step * kStepItems;
+  bytes += int64_t{first_step} * 256;
+  const int64_t channel = int64_t{reader.width} * kPlaneBytes;
+  for (int s = 0; s < reader.steps[kDepth]; ++s, item += kStepItems, bytes += 256) {
+    __m512i x[kStepItems];
+#pragma GCC unroll 4
+    for (int m = 0; m < kStepItems; ++m) {
+      const uint8_t* line = page + item[m] * channel;
+      x[m] = bytes64<kDepth>([=](int p) HWY_ATTR { return load_plane(line + p * kPlaneBytes); },
+                             table);
+    }
+    interleave(x[0], x[1], x[2], x[3], bytes);
   }
-  add_tables(index, reader.n_steps, reader.tables, int64_t{reader.n_steps} * internal::kStepBytes,
-             reader.unit, reader.rows, out, stride, 64);
+}
+
+void bytes_block(const KeyReader& reader, const uint8_t* page, int block, float* out,
+                 int64_t stride, uint8_t* bytes) {
+  const uint8_t* at = page + 8 * block;
+  int first = 0;
+  const auto next = [&](int depth) { return std::exchange(first, first + reader.steps[depth]); };
+  step_bytes<1>(reader, at, next(1), bytes);
+  step_bytes<2>(reader, at, next(2), bytes);
+  step_bytes<3>(reader, at, next(3), bytes);
+  step_bytes<4>(reader, at, next(4), bytes);
+  step_bytes<5>(reader, at, next(5), bytes);
+  step_bytes<6>(reader, at, next(6), bytes);
+  add_bytes(bytes, reader.n_steps, reinterpret_cast<const int32_t*>(reader.bytes),
+            reader.row_bytes() / kStepItems, reader.zero, reader.unit, reader.rows, out, stride,
+            64);
 }
 #else
-void fill_tables(const KeyReader&, const internal::Nibble*, const float*) {}
-void tables_block(const KeyReader&, const uint8_t*, int, float*, int64_t, uint8_t*) {}
+void fill_bytes(KeyReader*, const float*) {}
+void bytes_block(const KeyReader&, const uint8_t*, int, float*, int64_t, uint8_t*) {}
 #endif
 
 // out[r][0, 64) = base + the decoded channels; decoded [n_decoded][64], sums [8][64].
@@ -167,11 +217,11 @@ void logits(const KeyReader& reader, const uint8_t* page, int n_blocks, const ui
             float* out, int64_t stride, std::byte* scratch) {
   float* sums = reinterpret_cast<float*>(scratch);
   float* decoded = sums + 8 * 64;
-  auto* index = reinterpret_cast<uint8_t*>(decoded + int64_t{reader.n_decoded} * 64);
+  auto* bytes = reinterpret_cast<uint8_t*>(decoded + int64_t{reader.n_decoded} * 64);
   for (int block = 0; block < n_blocks; ++block, out += 64) {
     if (next != nullptr) prefetch_lines(reader, next, block);
     decoded_block(reader, page, block, out, stride, decoded, sums);
-    if (reader.n_steps > 0) tables_block(reader, page, block, out, stride, index);
+    if (reader.n_steps > 0) bytes_block(reader, page, block, out, stride, bytes);
   }
 }
 
@@ -181,19 +231,21 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace kvist::kernels {
-HWY_EXPORT(tables_here);
+HWY_EXPORT(bytes_here);
 HWY_EXPORT(encode);
 HWY_EXPORT(encode_block);
 HWY_EXPORT(seal);
-HWY_EXPORT(fill_tables);
+HWY_EXPORT(fill_bytes);
 HWY_EXPORT(logits);
 
 namespace {
 
 size_t lines(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
-// A table step holds at least four channels of one depth but the last of each.
-int max_steps(int head_dim) { return (head_dim + 3 + 3) / 4 + 1; }
+constexpr int kMostInBytes = 6;
+size_t max_bytes(int head_dim) {
+  return static_cast<size_t>(KeyReader{.head_dim = head_dim}.row_bytes());
+}
 
 struct Carver {
   std::byte* at;
@@ -205,33 +257,9 @@ struct Carver {
   }
 };
 
-// Tables and line offsets of the nibbles; the last step is filled up with empty ones.
-void plan_tables(KeyReader* reader, internal::Nibble* nibbles, int n, const float* weight) {
-  reader->n_steps = (n + 3) / 4;
-  for (int i = n; i < 4 * reader->n_steps; ++i) {
-    nibbles[i] = nibbles[0];
-    nibbles[i].n = 0;
-  }
-  for (int i = 0; i < 4 * reader->n_steps; ++i) {
-    for (int bit = 0; bit < 4; ++bit) {
-      const internal::PlaneOf at = internal::plane_of(nibbles[i], bit);
-      reader->lines[4 * i + bit] =
-          static_cast<uint32_t>((at.item * reader->width + at.plane - 1) * kPlaneBytes);
-    }
-  }
-  for (int r = 0; r < reader->rows; ++r) {
-    const float* w = weight + int64_t{r} * reader->head_dim;
-    float largest = 0;
-    for (int i = 0; i < n; ++i)
-      largest = std::max(largest, internal::largest_entry(nibbles[i], [w](int c) { return w[c]; }));
-    reader->unit[r] = largest / 127;
-  }
-  HWY_DYNAMIC_DISPATCH(fill_tables)(*reader, nibbles, weight);
-}
-
 }  // namespace
 
-bool has_plane_tables() noexcept { return HWY_DYNAMIC_DISPATCH(tables_here)(); }
+bool has_plane_bytes() noexcept { return HWY_DYNAMIC_DISPATCH(bytes_here)(); }
 
 bool encode_leaves(const float* x, const float* mu, const float* sigma, int n,
                    uint8_t* leaf) noexcept {
@@ -249,49 +277,43 @@ void seal_keys(const uint8_t* open, int n_tokens, int head_dim, int width, const
 }
 
 size_t key_reader_bytes(int head_dim, int rows) noexcept {
-  const size_t d = static_cast<size_t>(head_dim), steps = static_cast<size_t>(max_steps(head_dim));
-  const size_t r = static_cast<size_t>(rows);
-  return lines(4 * 16 * steps) + r * steps * internal::kStepBytes + lines(4 * r) + lines(4 * d) +
-         lines(4 * r * d) + lines(sizeof(internal::Nibble) * 4 * steps);
+  const size_t d = static_cast<size_t>(head_dim), r = static_cast<size_t>(rows);
+  return lines(4 * max_bytes(head_dim)) + lines(r * max_bytes(head_dim)) + 3 * lines(4 * r) +
+         lines(4 * d) + lines(4 * r * d);
 }
 
 KeyReader make_key_reader(const uint8_t* depths, const float* weight, const float* base, int rows,
                           int head_dim, int width, Precision precision,
                           std::byte* memory) noexcept {
-  const size_t d = static_cast<size_t>(head_dim), steps = static_cast<size_t>(max_steps(head_dim));
-  const size_t r = static_cast<size_t>(rows);
+  const size_t d = static_cast<size_t>(head_dim), r = static_cast<size_t>(rows);
   Carver carver{memory};
   KeyReader reader{.head_dim = head_dim, .width = width, .rows = rows, .depths = depths};
-  reader.lines = carver.take<uint32_t>(16 * steps);
-  reader.tables = carver.take<int8_t>(r * steps * internal::kStepBytes);
+  reader.items = carver.take<int32_t>(max_bytes(head_dim));
+  reader.bytes = carver.take<int8_t>(r * max_bytes(head_dim));
+  reader.zero = carver.take<int32_t>(r);
   reader.unit = carver.take<float>(r);
+  reader.error = carver.take<float>(r);
   reader.channels = carver.take<int32_t>(d);
   reader.weights = carver.take<float>(r * d);
   reader.base = base;
-  const bool tables = precision == Precision::fast && has_plane_tables();
+  const bool bytes = precision == Precision::fast && has_plane_bytes();
   for (int c = 0; c < head_dim; ++c) {
-    if (depths[c] > (tables ? internal::kTableDepth : 0)) reader.channels[reader.n_decoded++] = c;
+    if (depths[c] > (bytes ? kMostInBytes : 0)) reader.channels[reader.n_decoded++] = c;
   }
   for (int row = 0; row < rows; ++row) {
-    reader.unit[row] = 0;
+    reader.unit[row] = reader.error[row] = 0;
     for (int i = 0; i < reader.n_decoded; ++i)
       reader.weights[row * reader.n_decoded + i] = weight[row * head_dim + reader.channels[i]];
   }
-  if (tables) {
-    auto* nibbles = carver.take<internal::Nibble>(4 * steps);
-    const int n = internal::make_nibbles(depths, head_dim, nibbles);
-    if (n > 0) plan_tables(&reader, nibbles, n, weight);
-  }
+  if (bytes) HWY_DYNAMIC_DISPATCH(fill_bytes)(&reader, weight);
   return reader;
 }
 
-float key_table_error(const KeyReader& reader, int r) noexcept {
-  return reader.unit[r] * 0.5f * 4 * static_cast<float>(reader.n_steps);
-}
+float key_bytes_error(const KeyReader& reader, int r) noexcept { return reader.error[r]; }
 
 size_t key_scratch_bytes(int head_dim) noexcept {
   const size_t d = static_cast<size_t>(head_dim);
-  return 4 * (8 * 64 + 64 * d) + 256 * static_cast<size_t>(max_steps(head_dim));
+  return 4 * (8 * 64 + 64 * d) + 64 * max_bytes(head_dim);
 }
 
 void key_logits(const KeyReader& reader, const uint8_t* page, int n_blocks, const uint8_t* next,

@@ -38,24 +38,29 @@ constexpr size_t key_page_bytes(int head_dim, int width) {
 void seal_keys(const uint8_t* open, int n_tokens, int head_dim, int width, const uint8_t* depths,
                uint8_t* page) noexcept;
 
-// What one schedule and the query heads of a group look up, built once and used on every page.
-// Channels of depth 1 .. 4 are read four planes at a time, where the CPU has the instructions: a
-// 16-entry table of 8-bit sums per query head and four planes (one channel of depth 3 or 4, two of
-// depth 2, four of depth 1), four tables a step. Others are decoded to float. With Precision::exact
-// all are.
+// What one schedule and the query heads of a group need, built once and used on every page. Where
+// the CPU has the instructions, channels of depth 1 .. 6 are summed in bytes, four a step, all of a
+// step of one depth: weights in units of 1/127 of a row's largest, reconstructions in units of
+// 1/127 of the outermost. Others are decoded to float. With Precision::exact all are.
 struct KeyReader {
   int head_dim = 0;
   int width = 0;
-  int rows = 0;                 // query heads
-  int n_steps = 0;              // of sixteen planes
-  int n_decoded = 0;            // channels that are decoded to float
-  const uint8_t* depths;        // [head_dim]
-  uint32_t* lines = nullptr;    // [n_steps][16] byte offsets in a page
-  int8_t* tables = nullptr;     // [rows][n_steps][64]
-  float* unit = nullptr;        // [rows] what a 1 of the tables stands for
-  int32_t* channels = nullptr;  // [n_decoded]
-  float* weights = nullptr;     // [rows][n_decoded]
-  const float* base = nullptr;  // [rows] what the means contribute
+  int rows = 0;                          // query heads
+  int steps[7] = {0, 0, 0, 0, 0, 0, 0};  // of each depth
+  int n_steps = 0;
+  int n_decoded = 0;                // channels that are decoded to float
+  const uint8_t* depths = nullptr;  // [head_dim]
+  int32_t* items = nullptr;         // [n_steps][4] channels
+  int8_t* bytes = nullptr;          // [rows][row_bytes()] weights
+  int32_t* zero = nullptr;          // [rows] what the byte of 0 adds
+  float* unit = nullptr;            // [rows] what a 1 of the sums stands for
+  float* error = nullptr;           // [rows]
+  int32_t* channels = nullptr;      // [n_decoded]
+  float* weights = nullptr;         // [rows][n_decoded]
+  const float* base = nullptr;      // [rows] what the means contribute
+
+  // Room for a row's weights: whole steps, the last of each depth filled up.
+  int row_bytes() const { return head_dim / 4 * 4 + 4 * 7; }
 };
 
 size_t key_reader_bytes(int head_dim, int rows) noexcept;
@@ -63,9 +68,9 @@ size_t key_reader_bytes(int head_dim, int rows) noexcept;
 // (key_reader_bytes, 64-byte aligned) outlive the reader.
 KeyReader make_key_reader(const uint8_t* depths, const float* weight, const float* base, int rows,
                           int head_dim, int width, Precision precision, std::byte* memory) noexcept;
-// Bound of |logit - exact logit| that the 8-bit tables of row r add: half a unit a lookup. The code
-// itself errs by sigma |q'| sqrt(D(t)) a channel; see the test that compares both.
-float key_table_error(const KeyReader& reader, int r) noexcept;
+// Bound of |logit - exact logit| that bytes add to row r: half a unit of weight and of
+// reconstruction a channel. The code itself errs by sigma |q'| sqrt(D(t)); a test compares both.
+float key_bytes_error(const KeyReader& reader, int r) noexcept;
 
 size_t key_scratch_bytes(int head_dim) noexcept;
 // out[r][0, 64 n_blocks) = base[r] + sum over c of weight[r][c] Q_t[c](token) for the first blocks
@@ -74,7 +79,7 @@ size_t key_scratch_bytes(int head_dim) noexcept;
 void key_logits(const KeyReader& reader, const uint8_t* page, int n_blocks, const uint8_t* next,
                 float* out, int64_t stride, std::byte* scratch) noexcept;
 
-// Whether the table paths of keys and values exist here: AVX-512 with VBMI and VNNI, and allowed.
-bool has_plane_tables() noexcept;
+// Whether sums in bytes exist here: AVX-512 with VBMI and VNNI, and allowed.
+bool has_plane_bytes() noexcept;
 
 }  // namespace kvist::kernels

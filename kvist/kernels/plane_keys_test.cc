@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Keys in planes: codes and layout exact on every target, logits against doubles from the codes,
-// the tables' stated bound, and that no unread line is touched.
+// the stated bound of bytes, and that no unread line is touched.
 #include "kvist/kernels/plane_keys.h"
 
 #include <gtest/gtest.h>
@@ -84,7 +84,7 @@ double magnitude(const Case& c, int r) {
 
 struct Result {
   std::vector<float> logits;  // [rows][512]
-  std::vector<float> bound;   // [rows] of what tables add
+  std::vector<float> bound;   // [rows] of what bytes add
 };
 Result run(const Case& c, Precision precision, int n_blocks = 8) {
   Buffer<std::byte> memory(key_reader_bytes(c.d, c.rows)), scratch(key_scratch_bytes(c.d));
@@ -93,7 +93,7 @@ Result run(const Case& c, Precision precision, int n_blocks = 8) {
   Result result{std::vector<float>(static_cast<size_t>(c.rows * kPageTokens)), {}};
   key_logits(reader, c.page.data(), n_blocks, c.page.data(), result.logits.data(), kPageTokens,
              scratch.data());
-  for (int r = 0; r < c.rows; ++r) result.bound.push_back(key_table_error(reader, r));
+  for (int r = 0; r < c.rows; ++r) result.bound.push_back(key_bytes_error(reader, r));
   return result;
 }
 
@@ -195,7 +195,7 @@ TEST(PlaneKeys, ExactLogitsEqualTheCodesSums) {
   });
 }
 
-TEST(PlaneKeys, TablesStayWithinTheirBoundAndFarBelowTheCode) {
+TEST(PlaneKeys, BytesStayWithinTheirBoundAndFarBelowTheCode) {
   for_each_target([&](const std::string& target) {
     for (const auto& [d, width, rows] :
          {std::tuple{64, 8, 3}, {128, 8, 7}, {128, 4, 13}, {96, 4, 8}, {3, 2, 1}}) {
@@ -216,7 +216,7 @@ TEST(PlaneKeys, TablesStayWithinTheirBoundAndFarBelowTheCode) {
           const double w = double{c.weight[static_cast<size_t>(r * d + i)]};
           code += w * w * tree_distortion(c.depths[static_cast<size_t>(i)]);
         }
-        EXPECT_LE(std::sqrt(squares), 0.25 * std::sqrt(code) + 1e-6) << target << " row " << r;
+        EXPECT_LE(std::sqrt(squares), 0.35 * std::sqrt(code) + 1e-6) << target << " row " << r;
       }
     }
   });

@@ -39,16 +39,16 @@ ValueLayout value_layout(int head_dim, int width) noexcept;
 void store_values(const ValueLayout& layout, uint8_t* packets, int first, int n,
                   const uint8_t* leaves) noexcept;
 
-// Tokens whose tables are in flight at once. Sums are cut there: a caller that starts every call at
+// Tokens whose bytes are in flight at once. Sums are cut there: a caller that starts every call at
 // a multiple gets the same bytes however it splits the calls.
 inline constexpr int kValueChunk = 256;
 size_t value_scratch_bytes(int head_dim, int rows) noexcept;
 // out[r][c] += sum over tokens j in [0, n) of alpha[r][j] Q_{depths[j]}(code of token first + j,
 // channel c). Tokens of depth 0 are not touched. alpha >= 0; row r of it starts at alpha + r *
-// stride; out [rows][head_dim]. With Precision::fast and has_plane_tables(), tokens of depth 1 .. 4
-// go through 8-bit tables: beside the float sum, an error of at most half a unit a lookup, where a
-// row's unit of a chunk is 1/127 of the largest entry, sum of alpha of the tokens of one table
-// times the outermost centroid. Scratch: value_scratch_bytes, 64-byte aligned.
+// stride; out [rows][head_dim]. With Precision::fast and has_plane_bytes(), tokens of depth 1 .. 6
+// are summed in bytes: alpha in units of 1/127 of the row's largest in the chunk, reconstructions
+// in units of 1/127 of the outermost. Beside the float sum, an error of at most half a unit of
+// each a token. Scratch: value_scratch_bytes, 64-byte aligned.
 void add_values(const ValueLayout& layout, const uint8_t* packets, int first, int n,
                 const uint8_t* depths, const float* alpha, int64_t stride, int rows,
                 Precision precision, float* out, std::byte* scratch) noexcept;
