@@ -116,6 +116,7 @@ Stage ask(Loaded& loaded, const RunOptions& options, const std::string& label, b
   for (size_t i = 0; i < stage.answers.size(); ++i)
     stage.answers[i].question = options.questions[i];
   if (!options.together) stage.tok_s = median_tok_s(stage.answers);
+  stage.reads = loaded.session->read_trace();
   return stage;
 }
 
