@@ -161,5 +161,35 @@ TEST(Nearest, FindsTypingErrorsAndStaysSilentOtherwise) {
   EXPECT_EQ(nearest("x", {}), "");
 }
 
+Reading reading_of(const char* spec) { return *parse_spec(spec).reading(); }
+
+TEST(Spec, ReadKvDividesItsBitsBetweenKeysAndValues) {
+  const ReadPlan plain = reading_of("readkv(read=2)").plan;
+  EXPECT_EQ(plain.key_rate, (Ratio{2, 1}));
+  EXPECT_EQ(plain.value_rate, (Ratio{2, 1}));
+  EXPECT_EQ(reading_of("readkv(store=2)").plan.key_rate, (Ratio{2, 1})) << "the default is 4";
+  const Reading sharp = reading_of("readkv(preset=sharp,read=2)");
+  EXPECT_EQ(sharp.plan.key_rate, (Ratio{3, 1}));
+  EXPECT_EQ(sharp.plan.value_rate, (Ratio{1, 1}));
+  EXPECT_EQ(sharp.plan.sinks, 4);
+  EXPECT_TRUE(sharp.basis.klt);
+  const Reading odd = reading_of("readkv(preset=sharp,store=4,read=3,sinks=0,transform=hadamard)");
+  EXPECT_EQ(odd.plan.key_rate, (Ratio{4, 1})) << "no more than is stored";
+  EXPECT_EQ(odd.plan.value_rate, (Ratio{2, 1}));
+  EXPECT_EQ(odd.plan.sinks, 0);
+  EXPECT_FALSE(odd.basis.klt);
+  EXPECT_EQ(reading_of("readkv(preset=sharp,read=1.5)").plan.key_rate, (Ratio{9, 4}));
+  const ReadPlan given = reading_of("readkv(preset=sharp,read_keys=2,read_values=0.5)").plan;
+  EXPECT_EQ(given.key_rate, (Ratio{2, 1}));
+  EXPECT_EQ(given.value_rate, (Ratio{1, 2}));
+  EXPECT_THROW(parse_spec("readkv(store=4,read=5)"), Error);
+}
+
+TEST(Spec, WhatCodesComesAfterWhatSelects) {
+  EXPECT_EQ(parse_spec("twinkv+readkv(read=2)").text, "twinkv+readkv(read=2)");
+  EXPECT_THROW(parse_spec("readkv+twinkv"), Error);
+  EXPECT_THROW(parse_spec("readkv+readkv(read=2)"), Error);
+}
+
 }  // namespace
 }  // namespace kvist

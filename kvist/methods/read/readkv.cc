@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: MIT
 // ReadKV (arXiv:2610.11245): keep W bits of every number, read a few, chosen anew by each query.
+#include <numeric>
+
 #include "kvist/core/error.h"
 #include "kvist/methods/method.h"
 #include "kvist/methods/read/reading.h"
@@ -9,6 +11,14 @@ namespace {
 
 using Kind = OptionSpec::Kind;
 constexpr OptionSpec kOptions[] = {
+    {.name = "preset",
+     .kind = Kind::choice,
+     .fallback = "paper",
+     .unit = "",
+     .help =
+         "sharp: transform=klt, sinks=4, and of the bits read three for keys to one for values, "
+         "where those are not given; loses less at every rate",
+     .choices = "paper|sharp"},
     {.name = "store",
      .kind = Kind::integer,
      .fallback = "8",
@@ -131,19 +141,43 @@ constexpr OptionSpec kOptions[] = {
 
 bool names(const std::string& what, const char* part) { return what == part || what == "both"; }
 
-// Bits read of a number; a default never asks for more than is stored.
-Ratio rate(const Options& o, const char* name) {
+// Mean bits read of a number; a default never asks for more than is stored.
+Ratio mean_rate(const Options& o) {
   const Ratio read = o.ratio("read"), stored{o.integer("store"), 1};
-  if (o.text(name) != "read") return o.ratio(name);
   return !o.given("read") && read.value() > stored.value() ? stored : read;
+}
+
+// Three quarters of the bits, or as many as are stored: 3 R / 2.
+Ratio sharp_key_rate(Ratio mean, Ratio stored) {
+  const int64_t common = std::gcd(3 * mean.num, 2 * mean.den);
+  const Ratio keys{3 * mean.num / common, 2 * mean.den / common};
+  return keys.value() > stored.value() ? stored : keys;
+}
+
+// The rest of 2 R.
+Ratio rest(Ratio mean, Ratio part) {
+  const int64_t num = 2 * mean.num * part.den - part.num * mean.den, den = mean.den * part.den;
+  const int64_t common = std::gcd(num, den);
+  return {num / common, den / common};
+}
+
+void set_rates(const Options& o, bool sharp, ReadPlan* plan) {
+  const Ratio mean = mean_rate(o);
+  const bool keys = o.text("read_keys") != "read", values = o.text("read_values") != "read";
+  plan->key_rate = keys    ? o.ratio("read_keys")
+                   : sharp ? sharp_key_rate(mean, {o.integer("store"), 1})
+                           : mean;
+  plan->value_rate = values           ? o.ratio("read_values")
+                     : sharp && !keys ? rest(mean, plan->key_rate)
+                                      : mean;
 }
 
 Reading reading(const Options& o) {
   Reading r;
   ReadPlan& p = r.plan;
   p.width = static_cast<int>(o.integer("store"));
-  p.key_rate = rate(o, "read_keys");
-  p.value_rate = rate(o, "read_values");
+  const bool sharp = o.text("preset") == "sharp";
+  set_rates(o, sharp, &p);
   p.per_head = o.text("budget") == "per_head";
   p.min_depth = static_cast<int>(o.integer("min_depth"));
   p.pairs = o.boolean("pairs");
@@ -154,13 +188,13 @@ Reading reading(const Options& o) {
   p.low = static_cast<int>(o.integer("low"));
   p.calibrated_keys = o.text("key_weights") == "calibration";
   p.physical_values = o.text("value_weights") == "physical";
-  p.sinks = static_cast<int>(o.integer("sinks"));
+  p.sinks = sharp && !o.given("sinks") ? 4 : static_cast<int>(o.integer("sinks"));
   p.recent = static_cast<int>(o.integer("recent"));
   p.protect = static_cast<int>(o.integer("protect"));
   check(p);
   r.basis.seed = static_cast<uint64_t>(o.integer("seed"));
   r.basis.layer_signs = o.text("signs") == "per_layer";
-  r.basis.klt = o.text("transform") == "klt";
+  r.basis.klt = sharp && !o.given("transform") ? true : o.text("transform") == "klt";
   r.calibrate_on_prompt = o.text("calibration") == "prompt";
   return r;
 }
