@@ -132,6 +132,21 @@ void SumRows(const WindowPass& pass, int span, int first, int step, double* out)
   }
 }
 
+// out[i - begin] = the largest attention of the rows of one span.
+void MostOfRows(const WindowPass& pass, int span, float* out) {
+  const Floats df;
+  const float* factor = pass.span_factor + static_cast<int64_t>(span) * pass.rows;
+  const float* weights = pass.weights + span * kSpan;
+  for (int i = 0; i < kSpan; i += kLanes) {
+    Vec most = hn::Zero(df);
+    for (int r = 0; r < pass.rows; ++r) {
+      const Vec x = hn::LoadU(df, weights + static_cast<int64_t>(r) * pass.stride + i);
+      most = hn::Max(most, hn::Mul(hn::Set(df, factor[r]), x));
+    }
+    hn::StoreU(most, df, out + i);
+  }
+}
+
 void Energies(const float* values, int n, int head_dim, float* out) {
   squared_norms(values, 0, n, head_dim, out);
 }
@@ -164,6 +179,7 @@ namespace kvist::kernels {
 namespace {
 HWY_EXPORT(ScoreSpan);
 HWY_EXPORT(SumRows);
+HWY_EXPORT(MostOfRows);
 HWY_EXPORT(Energies);
 HWY_EXPORT(FirstNonfiniteGroup);
 
@@ -268,6 +284,17 @@ void window_attention_per_head(const float* keys, int n, int head_dim, TensorVie
       for (int i = begin; i < std::min(begin + kSpan, n); ++i)
         out[i] = sums[i - begin] / pass.window;
     }
+  });
+}
+
+void window_attention_most(const float* keys, int n, int head_dim, TensorView<const float, 3> q,
+                           float logit_scale, ThreadPool& pool, float* most) {
+  if (q.empty()) return std::fill_n(most, n, 0.0f), void();
+  attend_window(keys, n, head_dim, q, logit_scale, pool, [&](const WindowPass& pass, int span) {
+    float top[kSpan];
+    HWY_DYNAMIC_DISPATCH(MostOfRows)(pass, span, top);
+    const int begin = span * kSpan;
+    std::copy_n(top, std::min(kSpan, n - begin), most + begin);
   });
 }
 

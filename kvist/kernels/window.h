@@ -27,6 +27,10 @@ void window_attention(const float* keys, int n, int head_dim, TensorView<const f
 void window_attention_per_head(const float* keys, int n, int head_dim, TensorView<const float, 3> q,
                                float logit_scale, ThreadPool& pool, double* means);
 
+// The largest in place of the mean, over t and g: most [n], out.
+void window_attention_most(const float* keys, int n, int head_dim, TensorView<const float, 3> q,
+                           float logit_scale, ThreadPool& pool, float* most);
+
 // out[i] = max of in[j] over |i - j| <= radius, 0 <= j < n. `out` and `in` do not overlap.
 void max_pool(const float* in, int n, int radius, float* out) noexcept;
 void max_pool(const double* in, int n, int radius, double* out) noexcept;

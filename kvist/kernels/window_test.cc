@@ -99,6 +99,36 @@ TEST(Window, IsTheMeanOfCausalSoftmaxes) {
   expect_close(make_window(300, 64, 300, 1));
 }
 
+TEST(Window, MostIsTheLargestOfAllRowsAlone) {
+  for (int n : {1, 5, 64, 300, 517}) {
+    for (int group : {1, 3}) {
+      const Window x = make_window(n, 17, std::min(n, 9), group);
+      // The largest over rows, from passes over one row each: a row at position p sees p + 1 keys.
+      std::vector<double> want(static_cast<size_t>(n), 0.0);
+      for (int t = 0; t < x.w; ++t) {
+        Window one = x;
+        one.n = n - x.w + t + 1;
+        one.w = 1;
+        one.q.assign(x.q.begin() + t * group * x.d, x.q.begin() + (t + 1) * group * x.d);
+        const std::vector<double> means = reference_means(one);
+        for (size_t i = 0; i < means.size(); ++i) {
+          double& most = want[i % static_cast<size_t>(one.n)];
+          most = std::max(most, means[i]);
+        }
+      }
+      for_each_target([&](const std::string& target) {
+        std::vector<float> one(static_cast<size_t>(n)), two(one);
+        ThreadPool alone(1), pool(2);
+        window_attention_most(x.keys.data(), n, x.d, x.queries(), x.scale, alone, one.data());
+        window_attention_most(x.keys.data(), n, x.d, x.queries(), x.scale, pool, two.data());
+        EXPECT_EQ(one, two);
+        for (size_t i = 0; i < want.size(); ++i)
+          ASSERT_NEAR(static_cast<double>(one[i]), want[i], 1e-9 + 2e-5 * want[i]) << target;
+      });
+    }
+  }
+}
+
 TEST(Window, ReadsStridedQueries) {
   const Window x = make_window(200, 16, 8, 2);
   std::vector<float> wide(8 * 6 * 16,
