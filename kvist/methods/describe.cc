@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "kvist/core/error.h"
+#include "kvist/methods/option_value.h"
 
 namespace kvist {
 namespace {
@@ -22,6 +23,8 @@ const char* kind_name(OptionSpec::Kind kind) {
       return "boolean";
     case OptionSpec::Kind::choice:
       return "choice";
+    case OptionSpec::Kind::scorer:
+      return "scorer";
   }
   return "";
 }
@@ -54,6 +57,8 @@ std::string values_text(const OptionSpec& option) {
         out += *c == '|' ? ", " : std::string(1, *c);
       return out;
     }
+    case OptionSpec::Kind::scorer:
+      return scorer_names(", ");
   }
   return "";
 }

@@ -19,7 +19,8 @@ namespace kvist {
 
 // One option of a method, declared once: parsing, --help and docs come from it.
 struct OptionSpec {
-  enum class Kind { integer, ratio, number, boolean, choice };
+  // scorer: the name of a method that fills Method::score.
+  enum class Kind { integer, ratio, number, boolean, choice, scorer };
   const char* name;
   Kind kind;
   const char* fallback;  // the default, as a user would write it; "" means required
@@ -43,6 +44,8 @@ inline constexpr OptionSpec kKeepOption{.name = "keep",
                                         .unit = "",
                                         .help = "1 - ratio; give one of the two"};
 
+struct Method;
+
 // The options of one method as given, checked against its OptionSpecs.
 class Options {
  public:
@@ -59,12 +62,16 @@ class Options {
   Choice choice(std::string_view name) const;
   bool given(std::string_view name) const;
   std::string text(std::string_view name) const;
+  std::span<const OptionSpec> specs() const { return specs_; }
 
   // The fraction removed, from `ratio` or `keep` (= 1 - ratio), never both; 0 <= ratio < 1.
   Ratio removed() const;
 
+  // Those given here that `inner` declares too, as its options.
+  Options passed_to(const Method& inner) const;
+
  private:
-  std::span<const OptionSpec> specs_;
+  std::vector<OptionSpec> specs_;
   std::vector<std::pair<std::string, std::string>> values_;  // in the order of specs_
   std::vector<bool> given_;
   std::string method_;
@@ -79,7 +86,15 @@ class HeadRows {
   virtual void read(int head, int begin, int end, float* out) const = 0;
 };
 
-// What a selector sees of one layer after prefill. Nothing in it outlives the call.
+// How positions turn queries and keys: pair f of a head's first 2 * frequencies.size() channels by
+// position * frequencies[f] radians, and both channels grow by `magnitude`.
+struct Rope {
+  std::vector<double> frequencies;
+  double magnitude = 1;
+  bool adjacent = false;  // pairs (2f, 2f + 1); else (f, f + frequencies.size())
+};
+
+// What a method sees of one layer. Nothing in it outlives the call.
 struct LayerInput {
   int layer = 0;  // the model's own index
   int n_layers = 0;
@@ -91,30 +106,72 @@ struct LayerInput {
   const HeadRows* values = nullptr;
   TensorView<const float, 3>
       q;  // [rows, heads, head_dim] after RoPE: the last `rows` positions, oldest first
-  float logit_scale = 0;  // 1/sqrt(head_dim), or the model's own
+  TensorView<const float, 3> q_pre;  // the same rows before RoPE, where they were asked for
+  const Rope* rope = nullptr;        // of the model; null where it is not known
+  float logit_scale = 0;             // 1/sqrt(head_dim), or the model's own
   ThreadPool* pool = nullptr;
+};
+
+// One layer while the model, asked to repeat tokens [begin, end) of the document, reads the request
+// and those tokens again: rows [first_row, first_row + q.dim(0)) of that input.
+struct Repetition {
+  int begin = 0, end = 0;
+  int first_row = 0;
+  TensorView<const float, 3> q;          // [rows, heads, head_dim] after RoPE
+  const HeadRows* input_keys = nullptr;  // of the input, rows [0, first_row + q.dim(0))
+};
+
+// What a method must see while the document is read; nothing else is recorded.
+struct Needs {
+  int window_queries = 0;    // LayerInput::q of the last so many positions
+  bool every_query = false;  // observe() with the queries of every position
+  bool pre_rope = false;     // observe() with q_pre as well
+  int repeat_chunk = 0;      // above 0: observe_repetition() of so many tokens at a time
+};
+
+// What scorers and selectors have in common: they watch a document being read. One object serves
+// one prefix.
+class Observer {
+ public:
+  using Needs = kvist::Needs;
+  virtual ~Observer() = default;
+  virtual Needs needs() const = 0;
+  // The layer as it is after some step of prefill: n_tokens so far, and the queries of the step's
+  // positions. Steps follow each other without gaps.
+  virtual void observe(const LayerInput&) {}
+  // The whole layer, while its tokens are repeated.
+  virtual void observe_repetition(const LayerInput&, const Repetition&) {}
+};
+
+// The scores of a layer's entries, higher first to stay: [kv_heads][n_tokens].
+using Scores = std::vector<std::vector<double>>;
+
+// Gives every entry of a layer a number; who stays by them is decided elsewhere (select/topk.h).
+class Scorer : public Observer {
+ public:
+  // n_kept: entries that a head keeps on average, 1 <= n_kept < n_tokens. Throws
+  // Error(invalid_argument) where that is too few for what the method protects, and Error(corrupt)
+  // naming layer, head and position of a number that is not finite.
+  virtual Scores score(const LayerInput& layer, int n_kept) = 0;
 };
 
 // Which tokens of a layer survive.
 struct Selection {
   std::vector<std::vector<int32_t>> kept;  // per KV head: positions, ascending
   // What the method computed on the way, where it did: filled when explain is asked for.
-  std::vector<std::vector<double>> scores;   // [kv_heads][n_tokens]
+  Scores scores;                             // [kv_heads][n_tokens]
   std::vector<std::vector<int32_t>> counts;  // [kv_heads][n_tokens]
 };
 
 // Decides which tokens stay. One object serves all layers of one prefix, in ascending order.
-class Selector {
+class Selector : public Observer {
  public:
-  // What the session must record while it prefills; nothing else is recorded.
-  struct Needs {
-    int window_queries = 0;  // q rows of the last so many positions
-  };
-  virtual ~Selector() = default;
-  virtual Needs needs() const = 0;
   // Throws Error(invalid_argument) where the budget keeps nothing, and Error(corrupt) naming layer,
   // head and position of a number that is not finite.
   virtual Selection select(const LayerInput& layer, bool explain) = 0;
+  // After the last layer, with what select() returned: the place to revise it where layers share a
+  // budget.
+  virtual void settle(std::span<Selection>) {}
 };
 
 struct Reading;  // methods/read/reading.h
@@ -129,6 +186,7 @@ struct Method {
   std::unique_ptr<Selector> (*select)(const Options&) = nullptr;
   // How what stays is coded, and how much of it one query reads.
   Reading (*read)(const Options&) = nullptr;
+  std::unique_ptr<Scorer> (*score)(const Options&) = nullptr;
 };
 
 // All methods, in the order they are shown.

@@ -16,4 +16,8 @@ std::string expected_value(const OptionSpec& spec);
 // integers without leading zeros.
 std::string canonical_value(const OptionSpec& spec, std::string_view value);
 
+// The methods that fill Method::score: their names, and the one called `name` or null.
+std::string scorer_names(std::string_view separator);
+const Method* find_scorer(std::string_view name);
+
 }  // namespace kvist

@@ -97,8 +97,25 @@ std::string expected_value(const OptionSpec& spec) {
       return "true or false";
     case OptionSpec::Kind::choice:
       return str("one of ", spec.choices);
+    case OptionSpec::Kind::scorer:
+      return str("a method that scores: ", scorer_names(", "));
   }
   return "";
+}
+
+std::string scorer_names(std::string_view separator) {
+  std::string names;
+  for (const Method* method : methods()) {
+    if (method->score != nullptr) names += str(names.empty() ? "" : separator, method->name);
+  }
+  return names;
+}
+
+const Method* find_scorer(std::string_view name) {
+  for (const Method* method : methods()) {
+    if (method->score != nullptr && name == method->name) return method;
+  }
+  return nullptr;
 }
 
 std::string canonical_value(const OptionSpec& spec, std::string_view value) {
@@ -115,13 +132,15 @@ std::string canonical_value(const OptionSpec& spec, std::string_view value) {
       return value == "true" || value == "false" ? std::string(value) : "";
     case OptionSpec::Kind::choice:
       return canonical_choice(spec.choices, value);
+    case OptionSpec::Kind::scorer:
+      return find_scorer(value) != nullptr ? std::string(value) : "";
   }
   return "";
 }
 
 Options::Options(std::span<const OptionSpec> specs,
                  std::vector<std::pair<std::string, std::string>> given, std::string_view method)
-    : specs_(specs), given_(specs.size(), false), method_(method) {
+    : specs_(specs.begin(), specs.end()), given_(specs.size(), false), method_(method) {
   for (const OptionSpec& spec : specs) values_.emplace_back(spec.name, spec.fallback);
   for (const auto& [name, value] : given) {
     size_t at = 0;
@@ -192,6 +211,14 @@ Options::Choice Options::choice(std::string_view name) const {
 
 Ratio Options::removed() const {
   return given("keep") ? ratio("keep").complement() : ratio("ratio");
+}
+
+Options Options::passed_to(const Method& inner) const {
+  std::vector<std::pair<std::string, std::string>> passed;
+  for (const OptionSpec& spec : inner.options) {
+    if (given(spec.name)) passed.emplace_back(spec.name, text(spec.name));
+  }
+  return Options(inner.options, std::move(passed), inner.name);
 }
 
 }  // namespace kvist

@@ -51,7 +51,9 @@ class Parser {
 
  private:
   MethodCall call(const std::string& name, size_t name_at);
+  std::vector<OptionSpec> specs_of(const Method& method);
   std::pair<std::string, std::string> option(const Method& method,
+                                             std::span<const OptionSpec> specs,
                                              std::vector<std::pair<std::string, std::string>> seen);
   std::string word(const char* what);
   std::string take(bool (*belongs)(char), const char* what);
@@ -96,37 +98,73 @@ std::string Parser::take(bool (*belongs)(char), const char* what) {
   return std::string(text_.substr(begin, at_ - begin));
 }
 
+// The options that may stand in the parentheses which begin here: the method's own, and those of
+// the scorer it names, wherever in the list that is. The place stays as it was.
+std::vector<OptionSpec> Parser::specs_of(const Method& method) {
+  std::vector<OptionSpec> specs(method.options.begin(), method.options.end());
+  const auto chooser = std::find_if(specs.begin(), specs.end(), [](const OptionSpec& spec) {
+    return spec.kind == OptionSpec::Kind::scorer;
+  });
+  if (chooser == specs.end()) return specs;
+  std::string scorer = chooser->fallback;
+  const size_t begin = at_;
+  const size_t end = std::min(text_.find_first_of(")+", begin), text_.size());
+  while (at_ < end) {
+    if (!is_word(text_[at_])) {
+      ++at_;
+    } else if (take(is_word, "a word") == chooser->name && accept('=')) {
+      skip_space();
+      const size_t value_at = at_;
+      scorer = take(is_value, "a value");
+      located(value_at, [&] {
+        return Options(method.options, {{chooser->name, scorer}}, method.name);
+      });
+    }
+  }
+  at_ = begin;
+  for (const OptionSpec& passed : find_scorer(scorer)->options) {
+    const bool known = std::any_of(specs.begin(), specs.end(), [&](const OptionSpec& spec) {
+      return std::string_view(spec.name) == passed.name;
+    });
+    if (!known) specs.push_back(passed);
+  }
+  return specs;
+}
+
 std::pair<std::string, std::string> Parser::option(
-    const Method& method, std::vector<std::pair<std::string, std::string>> seen) {
+    const Method& method, std::span<const OptionSpec> specs,
+    std::vector<std::pair<std::string, std::string>> seen) {
   skip_space();
   const size_t name_at = at_;
   seen.emplace_back(take(is_word, "an option name"), "");
   const std::string& name = seen.back().first;
-  const bool known = std::any_of(method.options.begin(), method.options.end(),
+  const bool known = std::any_of(specs.begin(), specs.end(),
                                  [&](const OptionSpec& spec) { return name == spec.name; });
   if (!known) {
-    located(name_at, [&] { return Options(method.options, {{name, ""}}, method.name); });
+    located(name_at, [&] { return Options(specs, {{name, ""}}, method.name); });
   }
   if (!accept('=')) expected(str("'=' after ", name));
   skip_space();
   const size_t value_at = at_;
   seen.back().second = take(is_value, "a value");
   // One option alone shows a bad value; all so far show a repeated one.
-  located(value_at, [&] { return Options(method.options, {seen.back()}, method.name); });
-  located(name_at, [&] { return Options(method.options, seen, method.name); });
+  located(value_at, [&] { return Options(specs, {seen.back()}, method.name); });
+  located(name_at, [&] { return Options(specs, seen, method.name); });
   return seen.back();
 }
 
 MethodCall Parser::call(const std::string& name, size_t name_at) {
   const Method& method = *located(name_at, [&] { return &find_method(name); });
   std::vector<std::pair<std::string, std::string>> given;
-  if (accept('(') && !accept(')')) {
+  const bool listed = accept('(');
+  const std::vector<OptionSpec> specs = specs_of(method);
+  if (listed && !accept(')')) {
     do {
-      given.push_back(option(method, given));
+      given.push_back(option(method, specs, given));
     } while (accept(','));
     if (!accept(')')) expected("',' or ')'");
   }
-  MethodCall made{&method, Options(method.options, given, method.name)};
+  MethodCall made{&method, Options(specs, given, method.name)};
   // A combination that the method refuses is refused here, where its place is known.
   if (method.select != nullptr)
     located(name_at, [&] { return method.select(made.options) != nullptr; });
@@ -137,7 +175,7 @@ MethodCall Parser::call(const std::string& name, size_t name_at) {
 
 std::string canonical(const MethodCall& call) {
   std::string options;
-  for (const OptionSpec& spec : call.method->options) {
+  for (const OptionSpec& spec : call.options.specs()) {
     if (!call.options.given(spec.name)) continue;
     options += str(options.empty() ? "" : ",", spec.name, "=", call.options.text(spec.name));
   }
@@ -212,6 +250,23 @@ Ratio Spec::removed() const {
     if (call.method->select != nullptr) return call.options.removed();
   }
   return {0, 1};
+}
+
+std::string Spec::text_at(Ratio removed) const {
+  if (none()) return text;
+  std::string out;
+  for (const MethodCall& call : calls) {
+    std::string one = canonical(call);
+    const bool open = call.method->select != nullptr && !call.options.given("ratio") &&
+                      !call.options.given("keep");
+    if (open) {
+      const std::string_view name = call.method->name;
+      const std::string rest = one.size() > name.size() ? "," + one.substr(name.size() + 1) : ")";
+      one = str(name, "(ratio=", removed.text(), rest);
+    }
+    out += str(out.empty() ? "" : "+", one);
+  }
+  return out;
 }
 
 std::string nearest(std::string_view word, const std::vector<std::string>& words) {

@@ -30,6 +30,8 @@ struct Spec {
   Ratio removed() const;  // of the selector; 0 without one
   // How the survivors are coded and read, or nothing where they stay plain numbers.
   std::optional<Reading> reading() const;
+  // The text with ratio=`removed` put into the selector's options, unless ratio or keep is given.
+  std::string text_at(Ratio removed) const;
 };
 
 // Throws invalid_argument saying where in `text` it went wrong and what was expected there.

@@ -191,5 +191,38 @@ TEST(Spec, WhatCodesComesAfterWhatSelects) {
   EXPECT_THROW(parse_spec("readkv+readkv(read=2)"), Error);
 }
 
+TEST(Spec, OptionsOfAScorerMayBeGivenToWhoAsksIt) {
+  EXPECT_EQ(parse_spec("adakv(window_size=16, ratio=0.4)").text, "adakv(ratio=0.4,window_size=16)");
+  EXPECT_EQ(parse_spec("adakv(epsilon=0.01,scorer=expected_attention)").text,
+            "adakv(scorer=expected_attention,epsilon=0.01)");
+  EXPECT_EQ(parse_spec("adakv(scorer=twinkv,ell=16)").text, "adakv(scorer=twinkv,ell=16)");
+  const auto refused = [](const char* text) {
+    try {
+      parse_spec(text);
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  const std::string unknown = refused("adakv(window_size=8,scorer=snapkw)");
+  for (const char* part : {"snapkw", "snapkv", "keydiff", "column 28"})
+    EXPECT_NE(unknown.find(part), std::string::npos) << unknown;
+  EXPECT_NE(refused("adakv(scorer=adakv)").find("method that scores"), std::string::npos);
+  EXPECT_NE(refused("adakv(scorer=streamingllm)").find("method that scores"), std::string::npos);
+  EXPECT_NE(refused("adakv(scorer=keydiff,window_size=8)").find("no option 'window_size'"),
+            std::string::npos);
+  EXPECT_NE(refused("adakv(kernel_size=4)").find("kernel_size=4 is even"), std::string::npos);
+  EXPECT_NE(refused("snapkv+keydiff").find("both decide"), std::string::npos);
+}
+
+TEST(Spec, ARatioGoesWhereNoneIsGiven) {
+  const auto at = [](const char* text) { return parse_spec(text).text_at({3, 4}); };
+  EXPECT_EQ(at("none"), "none");
+  EXPECT_EQ(at("snapkv"), "snapkv(ratio=0.75)");
+  EXPECT_EQ(at("adakv(scorer=keydiff)"), "adakv(ratio=0.75,scorer=keydiff)");
+  EXPECT_EQ(at("snapkv(ratio=0.5)"), "snapkv(ratio=0.5)");
+  EXPECT_EQ(at("snapkv(keep=0.5,window_size=8)"), "snapkv(keep=0.5,window_size=8)");
+}
+
 }  // namespace
 }  // namespace kvist

@@ -8,11 +8,23 @@
 namespace kvist {
 
 extern constinit const Method twinkv;
+extern constinit const Method streamingllm;
+extern constinit const Method snapkv;
+extern constinit const Method pyramidkv;
+extern constinit const Method adakv;
+extern constinit const Method h2o;
+extern constinit const Method keydiff;
+extern constinit const Method expected_attention;
+extern constinit const Method kvzip;
+extern constinit const Method knorm;
 extern constinit const Method random_control;
 extern constinit const Method readkv;
 
 std::span<const Method* const> methods() {
-  static constexpr const Method* kMethods[] = {&twinkv, &readkv, &random_control};
+  static constexpr const Method* kMethods[] = {
+      &twinkv, &readkv,  &streamingllm,       &snapkv, &pyramidkv, &adakv,
+      &h2o,    &keydiff, &expected_attention, &kvzip,  &knorm,     &random_control,
+  };
   return kMethods;
 }
 

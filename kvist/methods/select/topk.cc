@@ -57,4 +57,15 @@ std::vector<int32_t> ranked_positions(const Ranking& ranking) {
   return positions(keys.begin(), keys.end());
 }
 
+std::vector<int32_t> survivors(std::span<const double> scores, int64_t n_pruned) {
+  KVIST_ASSERT(n_pruned >= 0 && static_cast<size_t>(n_pruned) <= scores.size());
+  Buffer<Key> keys(scores.size());
+  for (size_t i = 0; i < scores.size(); ++i) keys[i] = {ordered(scores[i]), i};
+  Key* cut = keys.begin() + n_pruned;
+  if (cut != keys.end()) std::nth_element(keys.begin(), cut, keys.end());
+  std::vector<int32_t> kept = positions(cut, keys.end());
+  std::sort(kept.begin(), kept.end());
+  return kept;
+}
+
 }  // namespace kvist

@@ -36,4 +36,8 @@ std::vector<int32_t> top_positions(const Ranking& ranking, int k);
 // All positions, best first.
 std::vector<int32_t> ranked_positions(const Ranking& ranking);
 
+// The other rule, of methods whose heads share a budget: which of flat [heads * n] scores stay when
+// the n_pruned smallest go, among equals the smaller index first. Ascending. O(size).
+std::vector<int32_t> survivors(std::span<const double> scores, int64_t n_pruned);
+
 }  // namespace kvist

@@ -9,6 +9,7 @@
 
 #include "kvist/core/error.h"
 #include "kvist/methods/select/budget.h"
+#include "kvist/methods/select/by_score.h"
 #include "kvist/methods/select/quota.h"
 #include "kvist/methods/select/topk.h"
 #include "kvist/methods/select/twinkv_controls.h"
@@ -318,6 +319,35 @@ class TwinKv final : public Selector {
   twin::Config config_;
 };
 
+// The score alone, for heads that compete by it: protected tokens are above all others.
+class TwinKvScorer final : public Scorer {
+ public:
+  explicit TwinKvScorer(const Options& options) : config_(twin::Config::from(options)) {
+    config_.adapted = false;
+  }
+  Needs needs() const override { return {}; }
+
+  Scores score(const LayerInput& layer, int n_kept) override {
+    twin::Budget budget{.n = layer.n_tokens, .kept = n_kept};
+    budget.sinks = static_cast<int>(std::min<int64_t>(config_.sinks, n_kept));
+    budget.recent = static_cast<int>(std::min<int64_t>(config_.recent, n_kept - budget.sinks));
+    const twin::Signals signals = twin::measure(layer, budget, config_);
+    const std::vector<double> factors = twin::discounts(layer.n_tokens, config_.discount);
+    Scores scores;
+    for (int head = 0; head < layer.kv_heads; ++head)
+      scores.push_back(twin::open_scores(signals, head, budget, config_, factors));
+    const double protect = budget.open() > 0 ? above_all(scores) : 1;
+    for (auto& head : scores) {
+      head.insert(head.begin(), static_cast<size_t>(budget.sinks), protect);
+      head.resize(static_cast<size_t>(layer.n_tokens), protect);
+    }
+    return scores;
+  }
+
+ private:
+  twin::Config config_;
+};
+
 }  // namespace
 
 extern constinit const Method twinkv = {
@@ -330,6 +360,7 @@ extern constinit const Method twinkv = {
     .options = kOptions,
     .select = [](const Options& o) -> std::unique_ptr<Selector> {
       return std::make_unique<TwinKv>(o);
-    }};
+    },
+    .score = make_scorer<TwinKvScorer>};
 
 }  // namespace kvist

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: MIT
+// What the baselines share: reading a head's rows, checking scores, and the selector that keeps
+// each head's best.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <utility>
+
+#include "kvist/core/buffer.h"
+#include "kvist/core/ratio.h"
+#include "kvist/methods/method.h"
+
+namespace kvist {
+
+// Every token of every head: what a ratio of 0 keeps, without looking.
+Selection keep_everything(const LayerInput& layer);
+
+// Rows [0, n_tokens) of one head, [n_tokens][head_dim], on the threads of the layer's pool. Throws
+// Error(corrupt) naming layer, head and position of a number that is not finite; `what` is "key" or
+// "value".
+Buffer<float> read_head(const LayerInput& layer, const HeadRows& from, int head, const char* what);
+
+// The q rows of the last `window` positions of a KV head's group, [window, group, head_dim].
+TensorView<const float, 3> group_rows(const LayerInput& layer, TensorView<const float, 3> q,
+                                      int head, int window);
+
+// Throws Error(corrupt) naming layer, query head and position where a row is not finite. Row 0 is
+// position `first`.
+void require_finite_queries(const LayerInput& layer, TensorView<const float, 3> q, int64_t first);
+
+// Throws Error(corrupt) for a score that is NaN: no order has a place for it.
+void require_numbers(const LayerInput& layer, const Scores& scores);
+
+// The n_kept best of each head by top_positions: the smaller position wins among equals.
+Selection keep_best(const LayerInput& layer, Scores scores, int n_kept, bool explain);
+
+// Score of protected positions in a layer: above all others.
+double above_all(const Scores& scores);
+
+// Keeps each head's best by a scorer: the same number in every head and layer.
+class BestByScore final : public Selector {
+ public:
+  BestByScore(std::unique_ptr<Scorer> scorer, Ratio removed)
+      : scorer_(std::move(scorer)), removed_(removed) {}
+  Needs needs() const override { return removed_.num == 0 ? Needs{} : scorer_->needs(); }
+  void observe(const LayerInput& layer) override { scorer_->observe(layer); }
+  void observe_repetition(const LayerInput& layer, const Repetition& repetition) override {
+    scorer_->observe_repetition(layer, repetition);
+  }
+  Selection select(const LayerInput& layer, bool explain) override;
+
+ private:
+  std::unique_ptr<Scorer> scorer_;
+  Ratio removed_;
+};
+
+// The two factories of a method that is a scorer and no more.
+template <typename S>
+std::unique_ptr<Scorer> make_scorer(const Options& options) {
+  return std::make_unique<S>(options);
+}
+template <typename S>
+std::unique_ptr<Selector> make_best_by(const Options& options) {
+  return std::make_unique<BestByScore>(make_scorer<S>(options), options.removed());
+}
+
+}  // namespace kvist

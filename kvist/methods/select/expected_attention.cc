@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: MIT
+// Keeps what future queries are expected to attend to, if they are Gaussian like those of the
+// prompt: Expected Attention, arXiv:2510.00636.
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "kvist/core/error.h"
+#include "kvist/kernels/moments.h"
+#include "kvist/kernels/rows.h"
+#include "kvist/methods/rope.h"
+#include "kvist/methods/select/by_score.h"
+
+namespace kvist {
+namespace {
+
+using Kind = OptionSpec::Kind;
+constexpr OptionSpec kOptions[] = {
+    kRatioOption,
+    kKeepOption,
+    {.name = "n_future_positions",
+     .kind = Kind::integer,
+     .fallback = "512",
+     .unit = "tokens",
+     .help = "positions after the prompt over which the rotation is averaged",
+     .least = 1,
+     .most = 1 << 20},
+    {.name = "n_sink",
+     .kind = Kind::integer,
+     .fallback = "4",
+     .unit = "tokens",
+     .help = "first tokens that stay and that the statistics leave out"},
+    {.name = "use_covariance",
+     .kind = Kind::boolean,
+     .fallback = "true",
+     .unit = "",
+     .help = "the spread of the queries counts, not only their mean"},
+    {.name = "use_vnorm",
+     .kind = Kind::boolean,
+     .fallback = "true",
+     .unit = "",
+     .help = "expected attention times the norm of the value"},
+    {.name = "epsilon",
+     .kind = Kind::ratio,
+     .fallback = "0",
+     .unit = "",
+     .help = "added to the expected attention before the norm multiplies it"},
+};
+
+// Moments of one query head before RoPE, about a shift near the mean.
+struct Moments {
+  std::vector<float> shift;
+  std::vector<double> first, second;  // [d], [d][d]
+};
+
+// mean and covariance of future queries, as the logits use them: scaled, in fp32.
+struct Gaussian {
+  std::vector<float> linear, quadratic;
+};
+
+class ExpectedAttention final : public Scorer {
+ public:
+  explicit ExpectedAttention(const Options& options)
+      : n_future_(options.integer("n_future_positions")),
+        n_sink_(options.integer("n_sink")),
+        covariance_(options.boolean("use_covariance")),
+        vnorm_(options.boolean("use_vnorm")),
+        epsilon_(options.ratio("epsilon").value()) {}
+  Needs needs() const override { return {.every_query = true, .pre_rope = true}; }
+  void observe(const LayerInput& layer) override;
+  Scores score(const LayerInput& layer, int n_kept) override;
+
+ private:
+  struct Seen {
+    int64_t n_tokens = 0;
+    std::vector<Moments> heads;
+  };
+  Gaussian future(const Moments& moments, int64_t count, const PairRotation& rotation,
+                  float logit_scale) const;
+  std::vector<double> group_attention(const LayerInput& layer, const Seen& seen, int head,
+                                      int64_t n_sink, const PairRotation& rotation) const;
+
+  int64_t n_future_, n_sink_;
+  bool covariance_, vnorm_;
+  double epsilon_;
+  std::map<int, Seen> seen_;  // by the model's layer
+};
+
+void ExpectedAttention::observe(const LayerInput& layer) {
+  Seen& seen = seen_[layer.layer];
+  const auto& q = layer.q_pre;
+  KVIST_ASSERT(seen.n_tokens + q.dim(0) == layer.n_tokens);
+  require_finite_queries(layer, q, seen.n_tokens);
+  const auto d = static_cast<size_t>(layer.head_dim);
+  const int64_t skip = std::max<int64_t>(0, n_sink_ - seen.n_tokens);
+  const auto rows = static_cast<int>(q.dim(0) - skip);
+  seen.n_tokens = layer.n_tokens;
+  if (rows <= 0) return;
+  seen.heads.resize(static_cast<size_t>(layer.heads));
+  layer.pool->parallel_for(layer.heads, [&](int64_t head) {
+    Moments& m = seen.heads[static_cast<size_t>(head)];
+    const float* x = &q(skip, head, 0);
+    if (m.shift.empty()) {  // the mean of the first rows
+      m.first.assign(d, 0.0);
+      m.second.assign(covariance_ ? d * d : 0, 0.0);
+      m.shift.assign(d, 0.0f);
+      std::vector<double> sum(d, 0.0);
+      kernels::add_moments(x, rows, q.stride(0), layer.head_dim, m.shift.data(), sum.data(),
+                           nullptr);
+      for (size_t c = 0; c < d; ++c) m.shift[c] = static_cast<float>(sum[c] / rows);
+    }
+    kernels::add_moments(x, rows, q.stride(0), layer.head_dim, m.shift.data(), m.first.data(),
+                         covariance_ ? m.second.data() : nullptr);
+  });
+}
+
+// R mean and R covariance R^T, with R the mean rotation of the future positions.
+Gaussian ExpectedAttention::future(const Moments& m, int64_t count, const PairRotation& rotation,
+                                   float logit_scale) const {
+  const size_t d = m.first.size();
+  const double scale = static_cast<double>(logit_scale);
+  std::vector<double> mean(d), centred(d), covariance(m.second);
+  for (size_t c = 0; c < d; ++c) {
+    centred[c] = m.first[c] / static_cast<double>(count);
+    mean[c] = centred[c] + static_cast<double>(m.shift[c]);
+  }
+  rotation.apply(mean.data());
+  Gaussian gaussian;
+  for (double x : mean) gaussian.linear.push_back(static_cast<float>(x * scale));
+  if (!covariance_) return gaussian;
+  for (size_t i = 0; i < d; ++i) {
+    for (size_t j = 0; j < d; ++j) {
+      double& c = covariance[i * d + j];
+      c = c / static_cast<double>(count) - centred[i] * centred[j];
+    }
+  }
+  for (size_t i = 0; i < d; ++i) rotation.apply(covariance.data() + i * d);
+  for (size_t j = 0; j < d; ++j) rotation.apply(covariance.data() + j, static_cast<int64_t>(d));
+  for (double x : covariance) gaussian.quadratic.push_back(static_cast<float>(x * scale * scale));
+  return gaussian;
+}
+
+// Expected attention on the tokens after the sinks, the mean of a group's softmaxes.
+std::vector<double> ExpectedAttention::group_attention(const LayerInput& layer, const Seen& seen,
+                                                       int head, int64_t n_sink,
+                                                       const PairRotation& rotation) const {
+  const int group = layer.heads / layer.kv_heads, d = layer.head_dim;
+  const auto n = static_cast<int>(layer.n_tokens - n_sink);
+  const Buffer<float> keys = read_head(layer, *layer.keys, head, "key");
+  std::vector<std::vector<double>> softmaxes(static_cast<size_t>(group));
+  layer.pool->parallel_for(group, [&](int64_t g) {
+    const Moments& moments = seen.heads[static_cast<size_t>(head * group + g)];
+    const Gaussian q = future(moments, n, rotation, layer.logit_scale);
+    std::vector<double>& z = softmaxes[static_cast<size_t>(g)];
+    z.resize(static_cast<size_t>(n));
+    kernels::expected_logits(keys.data() + n_sink * d, n, d, q.linear.data(),
+                             covariance_ ? q.quadratic.data() : nullptr, z.data());
+    const double top = *std::max_element(z.begin(), z.end());
+    double sum = 0;
+    for (double& x : z) sum += x = std::exp(x - top);
+    for (double& x : z) x /= sum;
+  });
+  std::vector<double> mean(static_cast<size_t>(n), 0.0);
+  for (const auto& p : softmaxes) {
+    for (size_t i = 0; i < mean.size(); ++i) mean[i] += p[i] / group;
+  }
+  return mean;
+}
+
+Scores ExpectedAttention::score(const LayerInput& layer, int) {
+  Seen& seen = seen_[layer.layer];
+  const int n = layer.n_tokens;
+  if (seen.n_tokens != n) {
+    throw Error(ErrorKind::invalid_argument,
+                str("expected_attention, layer ", layer.layer, ": needs the queries of all ", n,
+                    " positions before RoPE, found ", seen.n_tokens));
+  }
+  if (layer.rope == nullptr) {
+    throw Error(ErrorKind::invalid_argument,
+                str("expected_attention, layer ", layer.layer,
+                    ": needs the model's RoPE: frequencies, or theta"));
+  }
+  const int64_t n_sink = std::min<int64_t>(n_sink_, n);
+  Scores scores(static_cast<size_t>(layer.kv_heads));
+  if (n_sink < n) {
+    const PairRotation rotation = PairRotation::mean(*layer.rope, n, n_future_);
+    std::vector<double> norms(static_cast<size_t>(n));
+    for (int head = 0; head < layer.kv_heads; ++head) {
+      std::vector<double>& out = scores[static_cast<size_t>(head)];
+      out = group_attention(layer, seen, head, n_sink, rotation);
+      if (!vnorm_) continue;
+      const Buffer<float> values = read_head(layer, *layer.values, head, "value");
+      kernels::row_norms(values.data(), n, layer.head_dim, norms.data());
+      for (size_t i = 0; i < out.size(); ++i)
+        out[i] = (out[i] + epsilon_) * norms[i + static_cast<size_t>(n_sink)];
+    }
+  }
+  const double protect = n_sink < n ? above_all(scores) : 1;
+  for (auto& head : scores) head.insert(head.begin(), static_cast<size_t>(n_sink), protect);
+  return scores;
+}
+
+}  // namespace
+
+extern constinit const Method expected_attention = {
+    .name = "expected_attention",
+    .paper = "arXiv:2510.00636",
+    .summary = "keeps what queries like those of the prompt would attend to at future positions",
+    .decides = "entries",
+    .options = kOptions,
+    .select = make_best_by<ExpectedAttention>,
+    .score = make_scorer<ExpectedAttention>};
+
+}  // namespace kvist

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: MIT
+// Keeps what the model needs to repeat the document: KVzip, arXiv:2505.23416.
+#include "kvist/methods/select/kvzip.h"
+
+#include <algorithm>
+
+#include "kvist/core/error.h"
+#include "kvist/kernels/window.h"
+#include "kvist/methods/select/by_score.h"
+#include "kvist/methods/select/topk.h"
+
+namespace kvist {
+namespace {
+
+using Kind = OptionSpec::Kind;
+constexpr OptionSpec kOptions[] = {
+    kRatioOption,
+    kKeepOption,
+    {.name = "layerwise",
+     .kind = Kind::boolean,
+     .fallback = "false",
+     .unit = "",
+     .help = "every layer keeps as much; else all layers compete"},
+    {.name = "n_sink",
+     .kind = Kind::integer,
+     .fallback = "4",
+     .unit = "tokens",
+     .help = "first tokens that stay"},
+    {.name = "chunk_size",
+     .kind = Kind::integer,
+     .fallback = "2048",
+     .unit = "tokens",
+     .help = "tokens that are repeated at a time",
+     .least = 1,
+     .most = 1 << 20},
+};
+constexpr int kTile = 32;  // rows whose attention exists at a time
+
+class KvZip final : public Selector {
+ public:
+  explicit KvZip(const Options& options)
+      : scorer_(options), removed_(options.removed()), layerwise_(options.boolean("layerwise")) {}
+  Needs needs() const override { return removed_.num == 0 ? Needs{} : scorer_.needs(); }
+  void observe_repetition(const LayerInput& layer, const Repetition& repetition) override {
+    scorer_.observe_repetition(layer, repetition);
+  }
+
+  Selection select(const LayerInput& layer, bool explain) override {
+    if (removed_.num == 0) return keep_everything(layer);
+    Scores scores = scorer_.score(layer, layer.n_tokens);
+    Selection selection;
+    if (explain) selection.scores = scores;
+    const Scores* only = &scores;
+    keep_across_layers({only, 1}, kvzip_pruned(int64_t{layer.kv_heads} * layer.n_tokens, removed_),
+                       {&selection, 1});
+    if (!layerwise_) layers_.push_back(std::move(scores));
+    return selection;
+  }
+
+  void settle(std::span<Selection> selections) override {
+    if (layers_.empty()) return;
+    int64_t entries = 0;
+    for (const Scores& layer : layers_) {
+      for (const auto& head : layer) entries += static_cast<int64_t>(head.size());
+    }
+    keep_across_layers(layers_, kvzip_pruned(entries, removed_), selections);
+    layers_.clear();
+  }
+
+ private:
+  KvZipScorer scorer_;
+  Ratio removed_;
+  bool layerwise_;
+  std::vector<Scores> layers_;  // that compete
+};
+
+}  // namespace
+
+KvZipScorer::KvZipScorer(const Options& options)
+    : chunk_(static_cast<int>(options.integer("chunk_size"))), n_sink_(options.integer("n_sink")) {}
+
+// Every row of the input attends to the sinks before the chunk, the chunk, and the input up to
+// itself.
+void KvZipScorer::observe_repetition(const LayerInput& layer, const Repetition& r) {
+  const int d = layer.head_dim, chunk = r.end - r.begin;
+  const auto rows = static_cast<int>(r.q.dim(0));
+  const auto sinks = static_cast<int>(std::min<int64_t>(n_sink_, r.begin));
+  require_finite_queries(layer, r.q, layer.n_tokens + r.first_row);
+  Scores& most = most_[layer.layer];
+  most.resize(static_cast<size_t>(layer.kv_heads));
+  const int n_keys = sinks + chunk + r.first_row + rows;
+  std::vector<float> keys(static_cast<size_t>(n_keys) * static_cast<size_t>(d));
+  std::vector<float> top(static_cast<size_t>(n_keys));
+  for (int head = 0; head < layer.kv_heads; ++head) {
+    std::vector<double>& best = most[static_cast<size_t>(head)];
+    best.resize(static_cast<size_t>(layer.n_tokens), 0.0);
+    layer.keys->read(head, 0, sinks, keys.data());
+    layer.keys->read(head, r.begin, r.end, keys.data() + int64_t{sinks} * d);
+    r.input_keys->read(head, 0, r.first_row + rows, keys.data() + int64_t{sinks + chunk} * d);
+    const auto q = group_rows(layer, r.q, head, rows);
+    for (int begin = 0; begin < rows; begin += kTile) {
+      const int count = std::min(kTile, rows - begin);
+      const TensorView<const float, 3> tile(q.data() + begin * q.stride(0),
+                                            {count, q.dim(1), q.dim(2)},
+                                            {q.stride(0), q.stride(1), q.stride(2)});
+      kernels::window_attention_most(keys.data(), sinks + chunk + r.first_row + begin + count, d,
+                                     tile, layer.logit_scale, *layer.pool, top.data());
+      for (int i = 0; i < chunk; ++i) {
+        double& entry = best[static_cast<size_t>(r.begin + i)];
+        entry = std::max(entry, static_cast<double>(top[static_cast<size_t>(sinks + i)]));
+      }
+    }
+  }
+}
+
+Scores KvZipScorer::score(const LayerInput& layer, int) {
+  const auto found = most_.find(layer.layer);
+  if (found == most_.end()) {
+    throw Error(ErrorKind::invalid_argument,
+                str("kvzip, layer ", layer.layer,
+                    ": needs a second pass of the document through the model, which arrays alone "
+                    "do not allow"));
+  }
+  for (int head = 0; head < layer.kv_heads; ++head) read_head(layer, *layer.keys, head, "key");
+  Scores scores = std::move(found->second);
+  most_.erase(found);
+  const double protect = above_all(scores);
+  for (auto& head : scores) {
+    std::fill_n(head.begin(), std::min<int64_t>(n_sink_, layer.n_tokens), protect);
+  }
+  return scores;
+}
+
+int64_t kvzip_pruned(int64_t entries, Ratio removed) {
+  return static_cast<int64_t>(static_cast<double>(entries) * removed.value());
+}
+
+void keep_across_layers(std::span<const Scores> layers, int64_t n_pruned,
+                        std::span<Selection> selections) {
+  KVIST_ASSERT(layers.size() == selections.size());
+  std::vector<double> flat;
+  for (const Scores& layer : layers) {
+    for (const auto& head : layer) flat.insert(flat.end(), head.begin(), head.end());
+  }
+  const std::vector<int32_t> kept = survivors(flat, n_pruned);
+  auto next = kept.begin();
+  int64_t begin = 0;
+  for (size_t layer = 0; layer < layers.size(); ++layer) {
+    selections[layer].kept.assign(layers[layer].size(), {});
+    for (size_t head = 0; head < layers[layer].size(); ++head) {
+      const int64_t end = begin + static_cast<int64_t>(layers[layer][head].size());
+      for (; next != kept.end() && *next < end; ++next)
+        selections[layer].kept[head].push_back(static_cast<int32_t>(*next - begin));
+      begin = end;
+    }
+  }
+}
+
+extern constinit const Method kvzip = {
+    .name = "kvzip",
+    .paper = "arXiv:2505.23416",
+    .summary = "keeps what the model attends to when it repeats the document; a second pass",
+    .decides = "entries",
+    .options = kOptions,
+    .select = [](const Options& o) -> std::unique_ptr<Selector> {
+      return std::make_unique<KvZip>(o);
+    },
+    .score = make_scorer<KvZipScorer>};
+
+}  // namespace kvist
