@@ -95,6 +95,18 @@ PlainPrefix::PlainPrefix(const KvShape& shape, std::vector<DenseLayer> layers, i
   }
 }
 
+PlainPrefix::PlainPrefix(const PlainPrefix& dense,
+                         std::span<const std::vector<std::vector<int32_t>>> kept, ThreadPool* pool)
+    : shape_(dense.shape_), n_tokens_(dense.n_tokens_), dense_(kept.size()), runs_(kept.size()) {
+  KVIST_ASSERT(static_cast<int>(kept.size()) == dense.n_layers());
+  for (size_t layer = 0; layer < kept.size(); ++layer) {
+    KVIST_ASSERT(dense.dense_[layer] != nullptr);
+    ragged_.push_back(std::make_unique<RaggedLayer>(*dense.dense_[layer], kept[layer], pool));
+    for (int head = 0; head < shape_.kv_heads; ++head)
+      runs_[layer].push_back(ragged_[layer]->run(head));
+  }
+}
+
 void PlainPrefix::select(int layer, std::span<const std::vector<int32_t>> kept, ThreadPool* pool) {
   const size_t at = static_cast<size_t>(layer);
   KVIST_ASSERT(dense_[at] != nullptr);

@@ -38,6 +38,9 @@ class PlainPrefix final : public PrefixCache {
  public:
   // Takes the layers; all hold n_tokens tokens.
   PlainPrefix(const KvShape& shape, std::vector<DenseLayer> layers, int n_tokens);
+  // A prefix of the kept entries of a wholly dense one, which stays. kept: [layers][kv_heads].
+  PlainPrefix(const PlainPrefix& dense, std::span<const std::vector<std::vector<int32_t>>> kept,
+              ThreadPool* pool = nullptr);
   // Replaces layer `layer` by the kept entries and frees its dense form.
   void select(int layer, std::span<const std::vector<int32_t>> kept, ThreadPool* pool = nullptr);
   const DenseLayer* dense(int layer) const;  // null once selected or released

@@ -40,6 +40,7 @@ class SuffixLayer {
   int64_t not_finite() const { return coded() != nullptr ? coded()->not_finite() : 0; }
   // The store of a dense layer, moved out; it must be one.
   DenseLayer take_dense() { return std::get<DenseLayer>(std::move(store_)); }
+  const DenseLayer& dense() const { return std::get<DenseLayer>(store_); }  // where it is one
   const CodedLayer* coded() const { return std::get_if<CodedLayer>(&store_); }
 
   // Rows [row, row + n_rows) of a call, at the tokens first_token, ... of this suffix.

@@ -5,6 +5,7 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <cstring>
 #include <list>
 #include <map>
 
@@ -12,6 +13,7 @@
 #include "kvist/model/cpu_backend.h"
 #include "kvist/model/gguf_check.h"
 #include "kvist/model/graph.h"
+#include "kvist/model/rope_scaling.h"
 #include "kvist/model/weights.h"
 
 namespace kvist {
@@ -29,6 +31,19 @@ std::string weight_types(const GgufFile& file) {
   std::string out;
   for (const auto& [n, type] : order) out += str(out.empty() ? "" : ", ", type, " x ", -n);
   return out;
+}
+
+std::vector<float> rope_factors(const GgufFile& file, const CheckedModel& m) {
+  if (m.rope_freqs == nullptr) return {};
+  std::vector<float> factors(static_cast<size_t>(m.rope_freqs->ne[0]));
+  const uint8_t* from = file.data() + m.rope_freqs->offset;
+  const auto n = static_cast<int64_t>(factors.size());
+  if (m.rope_freqs->type == GGML_TYPE_F32) {
+    std::memcpy(factors.data(), from, factors.size() * sizeof(float));
+  } else {
+    ggml_get_type_traits(m.rope_freqs->type)->to_float(from, factors.data(), n);
+  }
+  return factors;
 }
 
 ModelInfo describe(const GgufFile& file, const CheckedModel& m) {
@@ -51,6 +66,9 @@ ModelInfo describe(const GgufFile& file, const CheckedModel& m) {
   info.context = m.context;
   info.logit_scale = m.attention_scale;
   info.rope = m.rope_info;
+  const RopeTable table = rope_table(m.rope, rope_factors(file, m));
+  info.rope.frequencies = table.frequencies;
+  info.rope.magnitude = table.magnitude;
   return info;
 }
 

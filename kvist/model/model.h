@@ -19,6 +19,10 @@ struct RopeInfo {
   std::string scaling = "none";  // none, linear, yarn, llama3
   double factor = 1;             // linear and yarn
   int original_context = 0;      // yarn
+  // All of the above and the file's own factors in numbers: pair f turns by position *
+  // frequencies[f] radians, and the table of cosines and sines is multiplied by magnitude.
+  std::vector<double> frequencies;  // [dims / 2]
+  double magnitude = 1;
 };
 
 struct ModelInfo {

@@ -3,6 +3,9 @@
 // ggml's rope.
 #include "kvist/model/rope_scaling.h"
 
+#include <ggml.h>
+
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 
@@ -43,6 +46,27 @@ Scaling of_file(const std::string& path, const RopeKeys& keys) {
 }
 
 }  // namespace
+
+// Between the pairs that turn often (1: their frequency stays) and those that never turn round once
+// in the original context (0: divided by the factor), YaRN goes over in a straight line.
+RopeTable rope_table(const RopeParams& params, std::span<const float> factors) {
+  float bounds[2];
+  ggml_rope_yarn_corr_dims(params.dims, params.original_context, params.theta, params.beta_fast,
+                           params.beta_slow, bounds);
+  const double low = static_cast<double>(bounds[0]), high = static_cast<double>(bounds[1]);
+  const double scale = static_cast<double>(params.freq_scale);
+  RopeTable table;
+  for (int f = 0; f < params.dims / 2; ++f) {
+    double own = std::pow(static_cast<double>(params.theta), -2.0 * f / params.dims);
+    if (!factors.empty()) own /= static_cast<double>(factors[static_cast<size_t>(f)]);
+    const double ramp = 1 - std::clamp((f - low) / std::max(0.001, high - low), 0.0, 1.0);
+    const double mix = static_cast<double>(params.ext_factor) * ramp;
+    table.frequencies.push_back(own * (scale * (1 - mix) + mix));
+  }
+  table.magnitude = static_cast<double>(params.attn_factor);
+  if (params.ext_factor != 0) table.magnitude *= 1 - 0.1 * std::log(scale);
+  return table;
+}
 
 RopePlan plan_rope(const std::string& path, const RopeKeys& keys, const std::string& user) {
   const bool replaced = !user.empty();

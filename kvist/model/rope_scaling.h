@@ -3,6 +3,7 @@
 // ggml's rope.
 #pragma once
 
+#include <span>
 #include <string>
 
 #include "kvist/model/gguf_check.h"
@@ -27,6 +28,14 @@ struct RopePlan {
 // user: "", "linear:F" or "yarn:F" with F >= 1; replaces the file's scaling and multiplies the
 // original context by F. Throws unsupported for a type it does not know (naming path and type),
 // invalid_argument for a malformed `user`.
+// How far each pair turns a position, as ggml's rope with these parameters does it. factors: of the
+// file, [dims / 2], or none.
+struct RopeTable {
+  std::vector<double> frequencies;
+  double magnitude = 1;
+};
+RopeTable rope_table(const RopeParams& params, std::span<const float> factors);
+
 RopePlan plan_rope(const std::string& path, const RopeKeys& keys, const std::string& user);
 
 }  // namespace kvist

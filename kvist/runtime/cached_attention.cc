@@ -15,6 +15,12 @@ QueryWindow::QueryWindow(int n_layers, int heads, int head_dim, int n_tokens, in
       n_rows_(std::min(n_rows, n_tokens)),
       q_(static_cast<size_t>(n_layers) * n_rows_ * heads * head_dim) {}
 
+void QueryWindow::restart(int first, int n_rows) {
+  KVIST_ASSERT(static_cast<size_t>(n_rows) * heads_ * head_dim_ <= q_.size());
+  first_ = first;
+  n_rows_ = n_rows;
+}
+
 void QueryWindow::record(int layer, int position, const float* q) noexcept {
   const int row = position - first_;
   if (row < 0 || row >= n_rows_) return;
@@ -42,10 +48,10 @@ CachedAttention::CachedAttention(const KvShape& shape, int n_layers, float logit
 }
 
 void CachedAttention::begin_step(const PrefixCache* prefix, std::span<const SequenceRows> sequences,
-                                 std::span<const int32_t> positions, QueryWindow* window,
-                                 ReadTrace* trace) {
+                                 std::span<const int32_t> positions,
+                                 std::span<QueryWindow* const> windows, ReadTrace* trace) {
   prefix_ = prefix;
-  window_ = window;
+  windows_.assign(windows.begin(), windows.end());
   trace_ = trace;
   sequences_.assign(sequences.begin(), sequences.end());
   positions_.assign(positions.begin(), positions.end());
@@ -125,10 +131,10 @@ void CachedAttention::append(int layer, const float* k, const float* v, Worker w
 
 void CachedAttention::attend(int layer, const float* q, float* out, Worker worker) noexcept {
   const int n_rows = static_cast<int>(positions_.size());
-  if (window_ != nullptr) {
-    const size_t width = static_cast<size_t>(shape_.heads) * shape_.head_dim;
+  const size_t width = static_cast<size_t>(shape_.heads) * shape_.head_dim;
+  for (QueryWindow* window : windows_) {
     for (int r = worker.index; r < n_rows; r += worker.count)
-      window_->record(layer, positions_[r], q + r * width);
+      window->record(layer, positions_[r], q + r * width);
   }
   AttendCall call;
   call.layer = layer;

@@ -19,12 +19,15 @@ namespace kvist {
 // The growing store of one sequence, all layers.
 using LayerStores = std::vector<SuffixLayer>;
 
-// Keeps the queries of the last positions of a prompt, for selectors that ask for them.
+// Keeps the queries of some adjacent positions: the last of a prompt, or those of one step, for
+// methods that ask for them.
 class QueryWindow {
  public:
   QueryWindow() = default;
   // Will hold positions [n_tokens - n_rows, n_tokens).
   QueryWindow(int n_layers, int heads, int head_dim, int n_tokens, int n_rows);
+  // Forgets them: will hold [first, first + n_rows) instead, n_rows at most as many as ever.
+  void restart(int first, int n_rows);
   // q [heads][head_dim] of one position; positions outside the window are ignored. Different
   // positions from several threads at once are safe.
   void record(int layer, int position, const float* q) noexcept;
@@ -50,10 +53,10 @@ class CachedAttention final : public Attention {
                   kernels::Precision precision, int n_workers);
 
   // Prepares one step: makes room in every store for its new rows and sizes the workspace. `prefix`
-  // (null: none) and `window` (null: nothing to record) outlive the step. Throws Error(exhausted)
+  // (null: none) and `windows`, which record queries, outlive the step. Throws Error(exhausted)
   // with all stores as they were.
   void begin_step(const PrefixCache* prefix, std::span<const SequenceRows> sequences,
-                  std::span<const int32_t> positions, QueryWindow* window,
+                  std::span<const int32_t> positions, std::span<QueryWindow* const> windows,
                   ReadTrace* trace = nullptr);
   // After a step: throws Error(corrupt) naming the layer where a key or value was not finite and
   // its store cannot hold that.
@@ -74,7 +77,7 @@ class CachedAttention final : public Attention {
   int n_workers_;
 
   const PrefixCache* prefix_ = nullptr;
-  QueryWindow* window_ = nullptr;
+  std::vector<QueryWindow*> windows_;
   ReadTrace* trace_ = nullptr;
   std::vector<SequenceRows> sequences_;
   std::vector<int> first_token_;    // [sequences] index in its store of a sequence's first new row

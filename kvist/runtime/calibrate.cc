@@ -94,7 +94,8 @@ std::vector<ReadCalibration> calibrate(Session& session, const ReadSource& sourc
       on_progress({static_cast<int>(done) + p.done, static_cast<int>(total),
                    std::chrono::duration<double>(Clock::now() - start).count()});
     };
-    session.prefill(window, {.window_queries = static_cast<int>(window.size())}, chunk_done, stop);
+    session.prefill(window, Needs{.window_queries = static_cast<int>(window.size())}, chunk_done,
+                    stop);
     add_prefix(session, sums);
     done += window.size();
   }

@@ -6,9 +6,11 @@
 #include <chrono>
 #include <map>
 #include <optional>
+#include <utility>
 
 #include "kvist/cache/coded_prefix.h"
 #include "kvist/cache/ragged.h"
+#include "kvist/methods/rope.h"
 #include "kvist/runtime/cached_attention.h"
 
 namespace kvist {
@@ -38,7 +40,38 @@ KvShape shape_of(const ModelInfo& info, Scalar type) {
   return {info.kv_heads, info.heads, info.head_dim, type};
 }
 
+Rope rope_of(const RopeInfo& info) { return {info.frequencies, info.magnitude, info.adjacent}; }
+
+// What turns the queries of positions [first, first + count) back to what they were before RoPE.
+std::vector<PairRotation> turns_back(const Rope& rope, int first, int count) {
+  std::vector<PairRotation> out;
+  for (int t = first; t < first + count; ++t) out.push_back(PairRotation::at(rope, t).inverse());
+  return out;
+}
+
+// q [rows, heads, head_dim] with row t turned by turns[t].
+Buffer<float> turned(TensorView<const float, 3> q, std::span<const PairRotation> turns,
+                     ThreadPool& pool) {
+  Buffer<float> out(static_cast<size_t>(q.size()));
+  const int64_t row = q.dim(1) * q.dim(2);
+  pool.parallel_for(q.dim(0), [&](int64_t t) {
+    float* to = out.data() + t * row;
+    std::copy_n(q.data() + t * row, row, to);
+    for (int64_t head = 0; head < q.dim(1); ++head) turns[t].apply(to + head * q.dim(2));
+  });
+  return out;
+}
+
 }  // namespace
+
+Watch::Watch(std::span<Observer* const> all) : observers(all.begin(), all.end()) {
+  for (const Observer* observer : all) {
+    const Needs one = observer->needs();
+    needs.window_queries = std::max(needs.window_queries, one.window_queries);
+    needs.every_query |= one.every_query;
+    needs.pre_rope |= one.pre_rope;
+  }
+}
 
 struct Session::Impl {
   Impl(Model& m, ThreadPool& p, const SessionOptions& o)
@@ -46,7 +79,8 @@ struct Session::Impl {
         pool(p),
         options(o),
         shape(shape_of(m.info(), o.cache_type)),
-        attention(shape, m.info().n_layers, m.info().logit_scale, o.precision, p.n_threads()) {}
+        attention(shape, m.info().n_layers, m.info().logit_scale, o.precision, p.n_threads()),
+        rope(rope_of(m.info().rope)) {}
 
   const PrefixCache& require_prefix() const;
   PlainPrefix& require_plain();
@@ -55,6 +89,7 @@ struct Session::Impl {
   void forget() {  // prefix and questions
     plain.reset();
     coded.reset();
+    aside.reset();
     sequences.clear();
     n_prompt = 0;
     window = {};
@@ -62,7 +97,15 @@ struct Session::Impl {
   }
   void run(const PrefixCache* over, std::span<const SequenceRows> rows,
            std::span<const int32_t> tokens, std::span<const int32_t> positions,
-           std::span<const uint8_t> want, QueryWindow* record, std::vector<float>* logits);
+           std::span<const uint8_t> want, std::span<QueryWindow* const> record,
+           std::vector<float>* logits);
+  LayerInput layer_input(int layer, int n_tokens, const HeadRows& keys, const HeadRows& values);
+  void show_step(const LayerStores& document, const QueryWindow& step, const Watch& watch);
+  void show_repetition(const Repeat& repeat, const LayerStores& input, const QueryWindow& step,
+                       std::span<Observer* const> observers);
+  using Kept = std::vector<std::vector<int32_t>>;  // of a layer, by KV head
+  std::vector<Kept> select(Session& session, Selector& selector, Explanation* explain,
+                           const std::function<void(const Progress&)>& on_progress);
   void extend(int sequence, std::span<const int32_t> tokens, bool all, std::vector<float>* logits);
 
   Model& model;
@@ -70,8 +113,10 @@ struct Session::Impl {
   SessionOptions options;
   KvShape shape;
   CachedAttention attention;
+  Rope rope;
   std::unique_ptr<PlainPrefix> plain;  // one of the two
   std::unique_ptr<CodedPrefix> coded;
+  std::unique_ptr<PlainPrefix> aside;  // the uncompressed one, while a compressed copy is in place
   ReadTrace trace;
   QueryWindow window;
   int n_prompt = 0;
@@ -114,7 +159,7 @@ LayerStores& Session::Impl::stores_of(int sequence) {
 // One step of the model over `rows`, all or nothing.
 void Session::Impl::run(const PrefixCache* over, std::span<const SequenceRows> rows,
                         std::span<const int32_t> tokens, std::span<const int32_t> positions,
-                        std::span<const uint8_t> want, QueryWindow* record,
+                        std::span<const uint8_t> want, std::span<QueryWindow* const> record,
                         std::vector<float>* logits) {
   std::vector<int32_t> sequence_of_row;
   for (size_t i = 0; i < rows.size(); ++i) {
@@ -130,6 +175,55 @@ void Session::Impl::run(const PrefixCache* over, std::span<const SequenceRows> r
   }
 }
 
+LayerInput Session::Impl::layer_input(int layer, int n_tokens, const HeadRows& keys,
+                                      const HeadRows& values) {
+  const ModelInfo& info = model.info();
+  LayerInput input;
+  input.layer = layer;
+  input.n_layers = info.n_layers;
+  input.n_tokens = n_tokens;
+  input.kv_heads = info.kv_heads;
+  input.heads = info.heads;
+  input.head_dim = info.head_dim;
+  input.keys = &keys;
+  input.values = &values;
+  input.rope = &rope;
+  input.logit_scale = info.logit_scale;
+  input.pool = &pool;
+  return input;
+}
+
+void Session::Impl::show_step(const LayerStores& document, const QueryWindow& step,
+                              const Watch& watch) {
+  std::vector<PairRotation> back;
+  if (watch.needs.pre_rope) back = turns_back(rope, step.first_position(), step.size());
+  for (int layer = 0; layer < model.info().n_layers; ++layer) {
+    const DenseLayer& stored = document[layer].dense();
+    const DenseRows keys(stored, true), values(stored, false);
+    LayerInput input = layer_input(layer, step.first_position() + step.size(), keys, values);
+    input.q = step.rows(layer);
+    Buffer<float> q_pre;
+    if (watch.needs.pre_rope) {
+      q_pre = turned(input.q, back, pool);
+      input.q_pre = TensorView<const float, 3>(q_pre.data(), input.q.shape());
+    }
+    for (Observer* observer : watch.observers)
+      if (observer->needs().every_query) observer->observe(input);
+  }
+}
+
+void Session::Impl::show_repetition(const Repeat& r, const LayerStores& stores,
+                                    const QueryWindow& step, std::span<Observer* const> observers) {
+  for (int layer = 0; layer < model.info().n_layers; ++layer) {
+    const DenseLayer& document = *plain->dense(layer);
+    const DenseRows keys(document, true), values(document, false), again(stores[layer].dense(), true);
+    const LayerInput input = layer_input(layer, n_prompt, keys, values);
+    const Repetition repetition{r.begin, r.end, step.first_position() - n_prompt, step.rows(layer),
+                                &again};
+    for (Observer* observer : observers) observer->observe_repetition(input, repetition);
+  }
+}
+
 Session::Session(Model& model, ThreadPool& pool, const SessionOptions& options)
     : impl_(std::make_unique<Impl>(model, pool, options)) {
   if (options.chunk < 1)
@@ -137,7 +231,7 @@ Session::Session(Model& model, ThreadPool& pool, const SessionOptions& options)
 }
 Session::~Session() = default;
 
-std::vector<float> Session::prefill(std::span<const int32_t> tokens, Selector::Needs needs,
+std::vector<float> Session::prefill(std::span<const int32_t> tokens, const Watch& watch,
                                     const std::function<void(const Progress&)>& on_progress,
                                     const std::atomic<bool>* stop) {
   Impl& s = *impl_;
@@ -151,8 +245,16 @@ std::vector<float> Session::prefill(std::span<const int32_t> tokens, Selector::N
             "; shorten it, or stretch the context with --rope-scaling (linear:F or yarn:F)"));
   }
   s.forget();
-  const int window = needs.window_queries;
-  if (window > 0) s.window = QueryWindow(info.n_layers, info.heads, info.head_dim, n, window);
+  std::vector<QueryWindow*> record;
+  if (const int window = watch.needs.window_queries; window > 0) {
+    s.window = QueryWindow(info.n_layers, info.heads, info.head_dim, n, window);
+    record.push_back(&s.window);
+  }
+  QueryWindow step;  // the queries of one step, for those who watch
+  if (watch.needs.every_query) {
+    step = QueryWindow(info.n_layers, info.heads, info.head_dim, n, s.options.chunk);
+    record.push_back(&step);
+  }
 
   LayerStores document;
   for (int layer = 0; layer < info.n_layers; ++layer) document.emplace_back(DenseLayer(s.shape));
@@ -170,12 +272,55 @@ std::vector<float> Session::prefill(std::span<const int32_t> tokens, Selector::N
     for (int i = 0; i < count; ++i) positions[i] = begin + i;
     want.back() = begin + count == n;
     const SequenceRows rows{&document, 0, count};
-    s.run(nullptr, {&rows, 1}, tokens.subspan(begin, count), positions, want,
-          window > 0 ? &s.window : nullptr, &logits);
+    if (watch.needs.every_query) step.restart(begin, count);
+    s.run(nullptr, {&rows, 1}, tokens.subspan(begin, count), positions, want, record, &logits);
+    if (watch.needs.every_query) s.show_step(document, step, watch);
     if (on_progress) on_progress({begin + count, n, seconds_since(start)});
   }
   s.hold(std::move(document), n);
   return logits;
+}
+
+void Session::repeat(std::span<const Repeat> repeats, std::span<Observer* const> observers,
+                     const std::function<void(const Progress&)>& on_progress,
+                     const std::atomic<bool>* stop) {
+  Impl& s = *impl_;
+  if (s.require_plain().dense(0) == nullptr)
+    throw Error(ErrorKind::invalid_argument, "the prefix is compressed already");
+  const ModelInfo& info = s.model.info();
+  int total = 0, done = 0, longest = 0;
+  for (const Repeat& r : repeats) {
+    longest = std::max(longest, static_cast<int>(r.input.size()));
+    total += static_cast<int>(r.input.size());
+  }
+  if (s.n_prompt + longest > info.context) {
+    throw Error(
+        ErrorKind::invalid_argument,
+        str("repeating the document needs ", longest, " tokens after the ", s.n_prompt,
+            " of the prompt, but the context is ", info.context, "; repeat smaller chunks"));
+  }
+  const auto start = Clock::now();
+  QueryWindow step(info.n_layers, info.heads, info.head_dim, longest, s.options.chunk);
+  QueryWindow* record[] = {&step};
+  for (const Repeat& r : repeats) {
+    LayerStores stores = s.require_plain().new_suffix();
+    const std::span<const int32_t> tokens = r.input;
+    for (int begin = 0, n = static_cast<int>(tokens.size()); begin < n; begin += s.options.chunk) {
+      if (stop != nullptr && stop->load())
+        throw Error(ErrorKind::interrupted, "stopped while the document was repeated");
+      const int count = std::min(s.options.chunk, n - begin);
+      std::vector<int32_t> positions(count);
+      for (int i = 0; i < count; ++i) positions[i] = s.n_prompt + begin + i;
+      const std::vector<uint8_t> want(count, 0);
+      step.restart(positions[0], count);
+      const SequenceRows rows{&stores, 0, count};
+      s.run(s.plain.get(), {&rows, 1}, tokens.subspan(begin, count), positions, want, record,
+            nullptr);
+      s.show_repetition(r, stores, step, observers);
+      done += count;
+      if (on_progress) on_progress({done, total, seconds_since(start)});
+    }
+  }
 }
 
 void Session::each_layer(const std::function<void(const LayerInput&)>& look,
@@ -189,34 +334,34 @@ void Session::each_layer(const std::function<void(const LayerInput&)>& look,
     if (dense == nullptr)
       throw Error(ErrorKind::invalid_argument, "the prefix is compressed already");
     const DenseRows keys(*dense, true), values(*dense, false);
-    LayerInput input;
-    input.layer = layer;
-    input.n_layers = info.n_layers;
-    input.n_tokens = s.n_prompt;
-    input.kv_heads = info.kv_heads;
-    input.heads = info.heads;
-    input.head_dim = info.head_dim;
-    input.keys = &keys;
-    input.values = &values;
+    LayerInput input = s.layer_input(layer, s.n_prompt, keys, values);
     if (s.window.size() > 0) input.q = s.window.rows(layer);
-    input.logit_scale = info.logit_scale;
-    input.pool = &s.pool;
     look(input);
     if (on_progress) on_progress({layer + 1, info.n_layers, seconds_since(start)});
   }
 }
 
+// What stays of each layer. Nothing is changed.
+std::vector<Session::Impl::Kept> Session::Impl::select(
+    Session& session, Selector& selector, Explanation* explain,
+    const std::function<void(const Progress&)>& on_progress) {
+  std::vector<Selection> selections;
+  session.each_layer(
+      [&](const LayerInput& input) {
+        selections.push_back(selector.select(input, explain != nullptr));
+      },
+      on_progress);
+  selector.settle(selections);
+  std::vector<Kept> kept;
+  for (const Selection& selection : selections) kept.push_back(selection.kept);
+  if (explain != nullptr) explain->layers = std::move(selections);
+  return kept;
+}
+
 void Session::compress(Selector& selector, Explanation* explain,
                        const std::function<void(const Progress&)>& on_progress) {
   Impl& s = *impl_;
-  std::vector<std::vector<std::vector<int32_t>>> kept;
-  each_layer(
-      [&](const LayerInput& input) {
-        Selection selection = selector.select(input, explain != nullptr);
-        kept.push_back(selection.kept);
-        if (explain != nullptr) explain->layers.push_back(std::move(selection));
-      },
-      on_progress);
+  const auto kept = s.select(*this, selector, explain, on_progress);
   // Nothing was changed so far; from here on only memory can fail, and each layer's dense form goes
   // before the next is gathered.
   for (size_t layer = 0; layer < kept.size(); ++layer)
@@ -257,6 +402,25 @@ void Session::start_empty() {
 }
 
 ReadTrace& Session::read_trace() { return impl_->trace; }
+
+void Session::compress_copy(Selector& selector, Explanation* explain,
+                            const std::function<void(const Progress&)>& on_progress) {
+  Impl& s = *impl_;
+  const auto kept = s.select(*this, selector, explain, on_progress);
+  auto copy = std::make_unique<PlainPrefix>(*s.plain, kept, &s.pool);
+  s.aside = std::exchange(s.plain, std::move(copy));
+}
+
+void Session::restore() {
+  Impl& s = *impl_;
+  if (!s.sequences.empty()) {
+    throw Error(ErrorKind::invalid_argument,
+                "questions are open: close them before the prefix is restored");
+  }
+  if (!s.aside) return;
+  s.coded.reset();
+  s.plain = std::move(s.aside);
+}
 
 const PrefixCache& Session::prefix() const { return impl_->require_prefix(); }
 int Session::n_prompt() const { return impl_->n_prompt; }
@@ -299,7 +463,7 @@ void Session::Impl::extend(int sequence, std::span<const int32_t> tokens, bool a
     if (begin + count == n) want.back() = 1;
     const SequenceRows rows{&stores, 0, count};
     std::vector<float> part;
-    run(&over, {&rows, 1}, tokens.subspan(begin, count), positions, want, nullptr, &part);
+    run(&over, {&rows, 1}, tokens.subspan(begin, count), positions, want, {}, &part);
     logits->insert(logits->end(), part.begin(), part.end());
   }
 }
@@ -332,7 +496,7 @@ void Session::decode(std::span<const int32_t> sequences, std::span<const int32_t
     positions.push_back(s.n_prompt + stores.front().size());
   }
   const std::vector<uint8_t> want(tokens.size(), 1);
-  s.run(&over, rows, tokens, positions, want, nullptr, logits);
+  s.run(&over, rows, tokens, positions, want, {}, logits);
 }
 
 Bytes Session::suffix_bytes() const {

@@ -25,6 +25,23 @@ struct SessionOptions {
   int chunk = 512;  // prompt tokens a step
 };
 
+// What a prefill records, and which methods watch it.
+struct Watch {
+  Watch() = default;
+  Watch(Needs only) : needs(only) {}  // recorded for later; nobody watches
+  explicit Watch(std::span<Observer* const> all);
+
+  Needs needs;  // of all together
+  std::vector<Observer*> observers;
+};
+
+// Tokens for the model to read after the document, in which it repeats the document's tokens
+// [begin, end).
+struct Repeat {
+  int begin = 0, end = 0;
+  std::vector<int32_t> input;
+};
+
 struct Progress {
   int done = 0, total = 0;
   double seconds = 0;
@@ -37,14 +54,21 @@ class Session {
   Session(Model& model, ThreadPool& pool, const SessionOptions& options);
   ~Session();
 
-  // Runs the document through the model and records what later looks at its layers `need`.
+  // Runs the document through the model and records what later looks at its layers need; observers
+  // see each step where they need every query.
   // on_progress is called after each chunk; when *stop becomes true the session throws
   // Error(interrupted) at the next chunk boundary and holds nothing. Refuses a prompt longer than
   // the model's context, naming both. Leaves the uncompressed prefix in place and returns the
   // logits of the last token.
-  std::vector<float> prefill(std::span<const int32_t> tokens, Selector::Needs needs = {},
+  std::vector<float> prefill(std::span<const int32_t> tokens, const Watch& watch = {},
                              const std::function<void(const Progress&)>& on_progress = {},
                              const std::atomic<bool>* stop = nullptr);
+
+  // Runs the inputs, each by itself, over the uncompressed prefix, and shows them to the observers.
+  // Nothing of them stays.
+  void repeat(std::span<const Repeat> repeats, std::span<Observer* const> observers,
+              const std::function<void(const Progress&)>& on_progress = {},
+              const std::atomic<bool>* stop = nullptr);
 
   // Shows `look` every layer of the uncompressed prefix, in ascending order.
   void each_layer(const std::function<void(const LayerInput&)>& look,
@@ -67,6 +91,11 @@ class Session {
   // A prefix of no tokens, for text that is compressed from its first token on: encode() it, open a
   // sequence and extend that.
   void start_empty();
+  // The same, but the uncompressed prefix stays, aside, until restore() puts it back in place: for
+  // several methods over one prefill.
+  void compress_copy(Selector& selector, Explanation* explain = nullptr,
+                     const std::function<void(const Progress&)>& on_progress = {});
+  void restore();
 
   const PrefixCache& prefix() const;
   int n_prompt() const;  // tokens prefilled
