@@ -133,6 +133,19 @@ TEST_F(Cli, SaysHowToGetACalibration) {
   EXPECT_NE(broken.err.find("broken.readkv"), std::string::npos) << broken.err;
 }
 
+TEST_F(Cli, ChecksWhatIsCompared) {
+  const std::string all = "compare " + with_model() + with_document() + "-q x ";
+  expect_refusal("compare " + with_model() + with_document(), 2, {"--question"});
+  expect_refusal(all + "--methods snapkv,snapkw", 2, {"snapkw", "did you mean 'snapkv'"});
+  expect_refusal(all + "--methods snapkv,", 2, {"method name"});
+  expect_refusal(all + "--methods 'adakv(scorer=foo)'", 2, {"foo", "snapkv, h2o"});
+  expect_refusal(all + "--methods 'snapkv+keydiff'", 2, {"both decide"});
+  expect_refusal(all + "--ratio 1", 2, {"--ratio 1"});
+  expect_refusal(all + "--ratio much", 2, {"much"});
+  expect_refusal(all + "--json --csv", 2, {"--json and --csv"});
+  expect_refusal(all + "--html /nowhere/c.html", 1, {"/nowhere/c.html"});
+}
+
 TEST_F(Cli, SaysHowToGetAModel) {
   expect_refusal("run -q x " + with_document(), 2, {"no model", "-m", "KVIST_MODEL", "make demo"});
   const Outcome got = kvist("run -q x " + with_document(), "KVIST_MODEL=/nowhere/m.gguf");
@@ -236,6 +249,30 @@ TEST_F(CliWithModel, AnswersFromTheSamePrefixWhateverWasAskedBefore) {
   EXPECT_EQ(kept, 3 * (n / 2));
   EXPECT_EQ(run["payload_bytes"], 30 * kept * 2 * 64 * 2);
   EXPECT_EQ(run["reference_bytes"], 30 * 3 * n * 2 * 64 * 2);
+}
+
+TEST_F(CliWithModel, ComparesMethodsOverOnePrefill) {
+  const std::string methods =
+      "--methods 'none,twinkv(recent=16),snapkv(window_size=16),adakv(scorer=h2o),"
+      "expected_attention,kvzip(chunk_size=128),random(ratio=0.75)' --ratio 0.5 -n 8 --json ";
+  const Outcome got =
+      kvist("compare " + inputs() + kAsk + methods + "--html '" + path("c.html") + "'");
+  ASSERT_EQ(got.code, 0) << got.err;
+  const auto all = nlohmann::json::parse(got.out)["methods"];
+  ASSERT_EQ(all.size(), 7u);
+  EXPECT_EQ(all[0]["method"], "none");
+  EXPECT_EQ(all[1]["method"], "twinkv(ratio=0.5,recent=16)");
+  EXPECT_EQ(all[6]["method"], "random(ratio=0.75)");
+  EXPECT_EQ(all[0]["kl"], 0);
+  EXPECT_EQ(all[0]["same_top"], 1);
+  for (size_t i = 1; i < all.size(); ++i) {
+    EXPECT_NEAR(all[i]["factor"].get<double>(), i == 6 ? 3.94 : 1.97, 0.04) << all[i]["method"];
+    EXPECT_GT(all[i]["kl"], 0);
+    EXPECT_GT(all[i]["construct_ms"], 0);
+    EXPECT_EQ(all[i]["compared_tokens"], all[0]["compared_tokens"]);
+    EXPECT_FALSE(all[i]["answers"][0]["text"].get<std::string>().empty());
+  }
+  EXPECT_NE(slurp(path("c.html")).find("<circle"), std::string::npos);
 }
 
 TEST_F(CliWithModel, StreamsOnlyTheAnswerToStdout) {

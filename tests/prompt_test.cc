@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "kvist/cli/observing.h"
 #include "support/embedded_model.h"
 
 namespace kvist {
@@ -64,6 +65,28 @@ TEST_F(PromptOfEmbeddedModel, FollowsUpLikeTheTemplateOfALongerChat) {
   EXPECT_EQ(*ids, tokenizer_->encode(
                       "<|im_end|>\n<|im_start|>user\nAnd then?<|im_end|>\n<|im_start|>assistant\n",
                       true));
+}
+
+// The lengths that the reference's second pass has: rows 259 of 245 tokens in the chat template;
+// 59, 72 and 41 of 50, 50 and 19 without.
+TEST_F(PromptOfEmbeddedModel, AsksForRepetitionsOfTheDocumentAlone) {
+  const Prompt prompt(*tokenizer_, false), raw(*tokenizer_, true);
+  const std::string text = "Call me Ishmael. Some years ago, never mind how long precisely.";
+  const Ids ids = prompt.document(text), head = prompt.document("");
+  const auto whole = repeat_requests(*tokenizer_, prompt, ids, 2048);
+  ASSERT_EQ(whole.size(), 1u);
+  EXPECT_EQ(head.size(), 24u);
+  EXPECT_EQ(whole[0].begin, 24);
+  EXPECT_EQ(whole[0].end, static_cast<int>(ids.size()));
+  EXPECT_EQ(whole[0].input.size(), ids.size() - 24 + 14);
+  const Ids many(119, ids.back());
+  const auto parts = repeat_requests(*tokenizer_, raw, many, 50);
+  ASSERT_EQ(parts.size(), 3u);
+  EXPECT_EQ(parts[0].input.size(), 59u);
+  EXPECT_EQ(parts[1].input.size(), 72u);
+  EXPECT_EQ(parts[2].input.size(), 41u);
+  EXPECT_EQ(parts[2].begin, 100);
+  EXPECT_EQ(parts[2].end, 119);
 }
 
 }  // namespace

@@ -52,16 +52,12 @@ Selection everything(const Dump& dump) {
   return selection;
 }
 
-// What a cache of f16 numbers takes for the kept entries: built, so that nothing is estimated.
-Bytes stored_bytes(const Dump::Layer& layer, const Selection& selection) {
-  const LayerInput& in = layer.input;
-  DenseLayer dense(KvShape{in.kv_heads, in.heads, in.head_dim, Scalar::f16});
-  dense.reserve(in.n_tokens);
-  dense.resize(in.n_tokens);
-  for (int t = 0; t < in.n_tokens; ++t) {
-    const int64_t at = int64_t{t} * in.kv_heads * in.head_dim;
-    dense.write(t, layer.k.data() + at, layer.v.data() + at);
-  }
+// What a cache of f16 numbers takes for the kept entries: built, so that nothing is estimated. The
+// numbers themselves do not matter.
+Bytes stored_bytes(const Dump& dump, const Selection& selection) {
+  DenseLayer dense(KvShape{dump.kv_heads(), dump.kv_heads(), dump.head_dim(), Scalar::f16});
+  dense.reserve(dump.tokens());
+  dense.resize(dump.tokens());
   return RaggedLayer(dense, selection.kept).bytes();
 }
 
@@ -71,16 +67,21 @@ void append(const std::vector<std::vector<T>>& rows, std::vector<T>* out) {
 }
 
 Result work(Dump& dump, const Spec& spec, Selector* selector, ThreadPool& pool) {
-  Result result;
+  std::vector<Selection> selections;
   for (int i = 0; i < dump.n_layers(); ++i) {
     const Dump::Layer layer = dump.load(i, !ranks_nonfinite(spec), pool);
-    const Selection selection = selector ? selector->select(layer.input, true) : everything(dump);
+    if (selector != nullptr && selector->needs().every_query) selector->observe(layer.input);
+    selections.push_back(selector ? selector->select(layer.input, true) : everything(dump));
+  }
+  if (selector != nullptr) selector->settle(selections);
+  Result result;
+  for (const Selection& selection : selections) {
     for (const auto& kept : selection.kept)
       result.kept_count.push_back(static_cast<int32_t>(kept.size()));
     append(selection.kept, &result.kept);
     append(selection.scores, &result.scores);
     append(selection.counts, &result.counts);
-    result.bytes += stored_bytes(layer, selection);
+    result.bytes += stored_bytes(dump, selection);
   }
   return result;
 }
@@ -190,7 +191,7 @@ void write(const std::string& folder, const Dump& dump, const Result& result,
 int apply(const ApplyOptions& options, const Context& context) {
   const Spec spec = parse_spec(options.method);
   const std::unique_ptr<Selector> selector = spec.make_selector();
-  Dump dump(options.in, selector ? selector->needs().window_queries : 0);
+  Dump dump(options.in, selector ? selector->needs() : Needs{});
   const Result result = work(dump, spec, selector.get(), *context.pool);
   const nlohmann::ordered_json book = ledger(dump, spec, result);
   const std::string text = book.dump(2) + "\n";
@@ -216,7 +217,8 @@ Action add(CLI::App& app) {
   app.add_option("--method", options->method, "method spec, as twinkv(ratio=0.5)")
       ->required()
       ->type_name("SPEC");
-  app.add_option("--in", options->in, "folder with k.npy, v.npy, q.npy [q_pos.npy, meta.json]")
+  app.add_option("--in", options->in,
+                 "folder with k.npy, v.npy, q.npy or q_pre.npy [q_pos.npy, meta.json]")
       ->required()
       ->type_name("DIR");
   app.add_option(

@@ -323,6 +323,79 @@ TEST_F(Apply, MetaIsChecked) {
   }
 }
 
+TEST_F(Apply, BaselinesSeeEveryQueryAndPyramidsTheModelsLayer) {
+  for (const char* method : {"snapkv(window_size=16)", "h2o", "keydiff", "knorm", "streamingllm",
+                             "pyramidkv(window_size=8,beta=5)", "adakv(scorer=h2o)"}) {
+    ASSERT_EQ(apply(method), kDone) << method;
+    ThreadPool pool(2);
+    Ints want;
+    const auto selector = parse_spec(method).make_selector();
+    for (size_t i = 0; i < layers_.size(); ++i) {
+      LayerInput in = layers_[i].input(pool, i == 0 ? 4 : 9);
+      in.n_layers = 30;
+      if (selector->needs().every_query) selector->observe(in);
+      for (const auto& kept : selector->select(in, false).kept)
+        want.insert(want.end(), kept.begin(), kept.end());
+    }
+    EXPECT_EQ(read<int32_t>("kept.npy", NpyType::int32, {static_cast<int64_t>(want.size())}), want)
+        << method;
+  }
+}
+
+TEST_F(Apply, ExpectedAttentionTakesQueriesBeforeRope) {
+  const std::string missing = refusal("expected_attention");
+  EXPECT_HAS(missing, "q_pre.npy");
+  put("q_pre.npy", {2, kTokens, kHeads * kGroup, kDim}, q_);
+  ASSERT_EQ(apply("expected_attention(n_sink=2)"), kDone);
+  Rope rope{.frequencies = {}, .magnitude = 1, .adjacent = true};
+  for (int f = 0; f < kDim / 2; ++f) rope.frequencies.push_back(std::pow(1e5, -2.0 * f / kDim));
+  ThreadPool pool(2);
+  const auto selector = parse_spec("expected_attention(n_sink=2)").make_selector();
+  Ints want;
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    LayerInput in = layers_[i].input(pool, i == 0 ? 4 : 9);
+    in.rope = &rope;
+    in.q_pre = in.q;
+    selector->observe(in);
+    for (const auto& kept : selector->select(in, false).kept)
+      want.insert(want.end(), kept.begin(), kept.end());
+  }
+  const Shape shape{static_cast<int64_t>(want.size())};
+  EXPECT_EQ(read<int32_t>("kept.npy", NpyType::int32, shape), want);
+  // The same rotation, written out.
+  text("meta.json", R"({"layers": [4, 9], "rope": {"pairs": "adjacent",
+       "inv_freq": [1, 0.056234132519034912, 0.003162277660168379, 0.0001778279410038923]}})");
+  ASSERT_EQ(apply("expected_attention(n_sink=2)"), kDone);
+  EXPECT_EQ(read<int32_t>("kept.npy", NpyType::int32, shape), want);
+}
+
+TEST_F(Apply, RopeIsChecked) {
+  put("q_pre.npy", {2, kTokens, kHeads * kGroup, kDim}, q_);
+  const std::pair<const char*, const char*> cases[] = {
+      {R"({})", "no rope"},
+      {R"({"rope": {}})", "no rope"},
+      {R"({"rope": 5})", "no object"},
+      {R"({"rope": {"theta": -1}})", "rope.theta = -1"},
+      {R"({"rope": {"theta": "big"}})", "rope.theta"},
+      {R"({"rope": {"theta": 1e4, "dims": 9}})", "rope.dims = 9"},
+      {R"({"rope": {"theta": 1e4, "dims": 10}})", "2 to 8"},
+      {R"({"rope": {"theta": 1e4, "pairs": "odd"}})", "rope.pairs"},
+      {R"({"rope": {"theta": 1e4, "attention_factor": 0}})", "rope.attention_factor"},
+      {R"({"rope": {"inv_freq": [1, 2]}})", "4 numbers above 0"},
+  };
+  for (const auto& [content, part] : cases) {
+    text("meta.json", content);
+    const std::string message = refusal("expected_attention");
+    EXPECT_HAS(message, "meta.json");
+    EXPECT_HAS(message, part);
+  }
+}
+
+TEST_F(Apply, AMethodThatReadsTwiceNeedsAModel) {
+  EXPECT_HAS(refusal("kvzip"), "second pass");
+  EXPECT_HAS(refusal("adakv(scorer=kvzip)"), "second pass");
+}
+
 TEST_F(Apply, BadSpecsAndFoldersLeaveNothing) {
   EXPECT_HAS(refusal("twinkv(ratoi=1)"), "did you mean 'ratio'?");
   EXPECT_HAS(refusal("twinkv(ratio=0.999)"), "leave none");

@@ -55,7 +55,7 @@ void check_all_finite(const NpyFile& file, int layer, const char* axes, const Bu
 
 }  // namespace
 
-Dump::Dump(const std::string& folder, int window_queries) {
+Dump::Dump(const std::string& folder, const Needs& needs) : pre_rope_(needs.pre_rope) {
   if (!std::filesystem::is_directory(folder))
     throw Error(ErrorKind::not_found, str(folder, ": not a folder"));
   k_ = open(folder, "k.npy", NpyType::float32);
@@ -76,12 +76,16 @@ Dump::Dump(const std::string& folder, int window_queries) {
            str("that of k.npy, ", shape_text(k_->shape())));
   }
   read_meta(folder, shape[0]);
-  window_ = std::min(window_queries, tokens_);
-  if (window_ > 0) open_queries(folder);
+  window_ = needs.every_query ? tokens_ : std::min(needs.window_queries, tokens_);
+  if (window_ > 0) open_queries(folder, pre_rope_ ? "q_pre.npy" : "q.npy");
+  if (pre_rope_ && !rope_) {
+    refuse((std::filesystem::path(folder) / "meta.json").string(), "no rope",
+           R"({"rope": {"theta": ...}} or {"rope": {"inv_freq": [...]}}, which the method needs)");
+  }
 }
 
-void Dump::open_queries(const std::string& folder) {
-  q_ = open(folder, "q.npy", NpyType::float32);
+void Dump::open_queries(const std::string& folder, const char* name) {
+  q_ = open(folder, name, NpyType::float32);
   const std::string expected =
       str(has_layer_axis_ ? str("[", n_layers(), ", rows, heads, ") : "[rows, heads, ", head_dim_,
           "], heads a multiple of ", kv_heads_);
@@ -106,7 +110,7 @@ void Dump::open_queries(const std::string& folder) {
     NpyFile file(q_pos.string(), NpyType::int32);
     if (file.shape() != std::vector<int64_t>{q_rows_}) {
       refuse(file.path(), str("shape ", shape_text(file.shape())),
-             str("[", q_rows_, "], one position for each row of q.npy"));
+             str("[", q_rows_, "], one position for each row of ", name));
     }
     const Buffer<int32_t> positions = file.read_all<int32_t>();
     for (int64_t row = 0; row < q_rows_; ++row) {
@@ -127,7 +131,7 @@ void Dump::open_queries(const std::string& folder) {
   if (missing > 0) {
     refuse(q_->path(),
            str("queries of ", window_ - missing, " of the last ", window_, " positions"),
-           str("all ", window_, ": the method's window needs them"));
+           str("all ", window_, ": the method needs them"));
   }
   rows_ = std::move(row_of);
 }
@@ -171,6 +175,44 @@ void Dump::read_meta(const std::string& folder, int64_t array_layers) {
     }
     n_model_layers_ = n.get<int>();
   }
+  if (meta.contains("rope")) read_rope(path, meta["rope"]);
+}
+
+void Dump::read_rope(const std::string& path, const nlohmann::json& rope) {
+  const auto wrong = [&](const char* key, const std::string& expected) {
+    refuse(path, str("rope.", key, " = ", rope.contains(key) ? rope[key].dump().substr(0, 80) : ""),
+           expected);
+  };
+  const auto positive = [](const nlohmann::json& x) {
+    return x.is_number() && x.get<double>() > 0 && std::isfinite(x.get<double>());
+  };
+  if (!rope.is_object()) refuse(path, "rope that is no object", R"({"theta": ...})");
+  const nlohmann::json dims = rope.value("dims", nlohmann::json(static_cast<unsigned>(head_dim_)));
+  if (!dims.is_number_unsigned() || dims.get<uint64_t>() > static_cast<uint64_t>(head_dim_) ||
+      dims.get<int>() % 2 != 0 || dims.get<int>() == 0)
+    wrong("dims", str("an even number of channels, 2 to ", head_dim_));
+  const nlohmann::json order = rope.value("pairs", nlohmann::json("half"));
+  if (order != "half" && order != "adjacent")
+    wrong("pairs", R"("half", (f, f + dims / 2), or "adjacent", (2f, 2f + 1))");
+  const nlohmann::json factor = rope.value("attention_factor", nlohmann::json(1.0));
+  if (!positive(factor)) wrong("attention_factor", "a number above 0");
+  const int pairs = dims.get<int>() / 2;
+  Rope read{.frequencies = {}, .magnitude = factor.get<double>(), .adjacent = order == "adjacent"};
+  if (rope.contains("inv_freq")) {
+    const auto& list = rope["inv_freq"];
+    if (!list.is_array() || static_cast<int>(list.size()) != pairs ||
+        !std::all_of(list.begin(), list.end(), positive))
+      wrong("inv_freq", str(pairs, " numbers above 0, one for each pair of channels"));
+    read.frequencies = list.get<std::vector<double>>();
+  } else if (rope.contains("theta")) {
+    if (!positive(rope["theta"])) wrong("theta", "a number above 0");
+    const double theta = rope["theta"].get<double>();
+    for (int f = 0; f < pairs; ++f)
+      read.frequencies.push_back(std::pow(theta, -2.0 * f / dims.get<int>()));
+  } else {
+    return;  // says nothing of the rotation: taken as absent
+  }
+  rope_ = read;
 }
 
 Dump::Layer Dump::load(int layer, bool check_finite, ThreadPool& pool) {
@@ -197,7 +239,8 @@ Dump::Layer Dump::load(int layer, bool check_finite, ThreadPool& pool) {
       q_->read((layer * q_rows_ + rows_[static_cast<size_t>(t)]) * q_row,
                out.q.span().subspan(static_cast<size_t>(t * q_row), static_cast<size_t>(q_row)));
     }
-    in.q = TensorView<const float, 3>(out.q.data(), {window_, heads_, head_dim_});
+    const TensorView<const float, 3> queries(out.q.data(), {window_, heads_, head_dim_});
+    (pre_rope_ ? in.q_pre : in.q) = queries;
   }
   out.keys = std::make_unique<ArrayRows>(out.k.data(), kv_heads_, head_dim_);
   out.values = std::make_unique<ArrayRows>(out.v.data(), kv_heads_, head_dim_);
@@ -207,6 +250,7 @@ Dump::Layer Dump::load(int layer, bool check_finite, ThreadPool& pool) {
   in.kv_heads = kv_heads_;
   in.heads = heads_;
   in.head_dim = head_dim_;
+  if (rope_) in.rope = &*rope_;
   in.keys = out.keys.get();
   in.values = out.values.get();
   in.logit_scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(head_dim_)));

@@ -5,6 +5,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,14 +17,16 @@
 namespace kvist {
 
 // k.npy, v.npy [layers, tokens, kv_heads, head_dim], q.npy [layers, rows, heads, head_dim],
-// float32; the layer axis may be absent in all of them. q_pos.npy int32 [rows] says which positions
-// the rows of q belong to, by default the last ones. meta.json, optional: {"layers": [model layer
-// of each array layer], "n_layers": 30, "rope": {...}}.
+// float32; the layer axis may be absent in all of them. q_pre.npy, in place of q.npy where a method
+// asks for it: the queries before RoPE. q_pos.npy int32 [rows] says which positions the rows of q
+// belong to, by default the last ones. meta.json, optional: {"layers": [model layer of each array
+// layer], "n_layers": 30, "rope": {"theta": 10000 or "inv_freq": [radians per position], "dims":
+// head_dim, "pairs": "half", "attention_factor": 1}}.
 class Dump {
  public:
-  // Checks everything but the numbers. `window_queries`: q rows of the last so many positions that
-  // will be asked for; q is not opened for 0. Throws naming file, found and expected.
-  Dump(const std::string& folder, int window_queries);
+  // Checks everything but the numbers; queries are opened only if needed. Throws naming file, found
+  // and expected.
+  Dump(const std::string& folder, const Needs& needs);
 
   int n_layers() const { return static_cast<int>(model_layers_.size()); }  // in the arrays
   const std::vector<int>& model_layers() const { return model_layers_; }
@@ -34,15 +38,16 @@ class Dump {
   // `check_finite` is set.
   struct Layer {
     Buffer<float> k, v;  // [tokens][kv_heads][head_dim]
-    Buffer<float> q;     // [window][heads][head_dim] of the last positions, or empty
+    Buffer<float> q;     // [window][heads][head_dim] of the last positions, or empty; or q_pre
     std::unique_ptr<HeadRows> keys, values;
     LayerInput input;
   };
   Layer load(int layer, bool check_finite, ThreadPool& pool);
 
  private:
-  void open_queries(const std::string& folder);
+  void open_queries(const std::string& folder, const char* name);
   void read_meta(const std::string& folder, int64_t array_layers);
+  void read_rope(const std::string& path, const nlohmann::json& rope);
 
   std::unique_ptr<NpyFile> k_, v_, q_;
   bool has_layer_axis_ = false;
@@ -52,6 +57,8 @@ class Dump {
   int64_t q_rows_ = 0;         // rows of q a layer
   std::vector<int> model_layers_;
   int n_model_layers_ = 0;
+  bool pre_rope_ = false;  // q_ is q_pre.npy
+  std::optional<Rope> rope_;
 };
 
 }  // namespace kvist

@@ -7,10 +7,12 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <deque>
 #include <filesystem>
 
 #include "kvist/cli/document.h"
 #include "kvist/cli/interrupt.h"
+#include "kvist/cli/observing.h"
 #include "kvist/cli/terminal.h"
 #include "kvist/core/error.h"
 #include "kvist/runtime/calibrate.h"
@@ -59,11 +61,16 @@ void add_model_options(CLI::App& app, Inputs* inputs) {
                "say on stderr what the model is and how it is run");
 }
 
-void add_inputs(CLI::App& app, Inputs* inputs) {
+void add_document_options(CLI::App& app, Inputs* inputs) {
   app.add_option("-f,--file", inputs->document,
                  "the document, as UTF-8 text; - reads standard input")
       ->type_name("FILE")
       ->required();
+  app.add_flag("--raw", inputs->raw, "no chat template: document, question and a line break");
+  add_model_options(app, inputs);
+}
+
+void add_inputs(CLI::App& app, Inputs* inputs) {
   app.add_option("--method", inputs->method,
                  "what decides which tokens stay; 'none' keeps all; see kvist methods")
       ->type_name("SPEC")
@@ -71,8 +78,7 @@ void add_inputs(CLI::App& app, Inputs* inputs) {
   app.add_option("--calibration", inputs->calibration,
                  "for readkv: a file of kvist calibrate (default: where it puts them)")
       ->type_name("FILE");
-  app.add_flag("--raw", inputs->raw, "no chat template: document, question and a line break");
-  add_model_options(app, inputs);
+  add_document_options(app, inputs);
 }
 
 std::string model_path(const Inputs& inputs) {
@@ -149,18 +155,45 @@ Loaded load(const Inputs& inputs, const Context& context) {
   return loaded;
 }
 
-void prefill(Loaded& loaded, const Selector* selector, Timings* timings) {
+void prefill(Loaded& loaded, std::span<Selector* const> selectors, double* prefill_ms,
+             std::span<double> construct_ms) {
+  std::deque<TimedObserver> timed;
+  std::vector<Observer*> observers;
+  for (Selector* selector : selectors) observers.push_back(&timed.emplace_back(*selector));
   ProgressBar bar("reading", false);
   const auto begin = Clock::now();
   loaded.session->prefill(
-      loaded.ids, selector != nullptr ? selector->needs() : Selector::Needs{},
+      loaded.ids, Watch(observers),
       [&](const Progress& p) { bar.update(p.done, p.total, p.seconds, "tokens"); },
       &watch_interrupt());
-  timings->prefill_ms = ms_since(begin);
+  *prefill_ms = ms_since(begin);
+  for (size_t i = 0; i < timed.size(); ++i) {
+    construct_ms[i] += timed[i].ms();
+    *prefill_ms -= timed[i].ms();
+  }
+}
+
+void prefill(Loaded& loaded, Selector* selector, Timings* timings) {
+  const std::span<Selector* const> selectors(&selector, selector == nullptr ? 0 : 1);
+  prefill(loaded, selectors, &timings->prefill_ms, {&timings->construct_ms, selectors.size()});
+}
+
+double repeat_document(Loaded& loaded, Selector& selector) {
+  const int chunk = selector.needs().repeat_chunk;
+  if (chunk == 0) return 0;
+  ProgressBar bar("repeating", false);
+  const auto begin = Clock::now();
+  Observer* observer = &selector;
+  loaded.session->repeat(
+      repeat_requests(*loaded.tokenizer, *loaded.prompt, loaded.ids, chunk), {&observer, 1},
+      [&](const Progress& p) { bar.update(p.done, p.total, p.seconds, "tokens"); },
+      &watch_interrupt());
+  return ms_since(begin);
 }
 
 void compress(Loaded& loaded, Selector* selector, Session::Explanation* explain, Timings* timings) {
   if (selector == nullptr && !loaded.reading) return;
+  if (selector != nullptr) timings->construct_ms += repeat_document(loaded, *selector);
   const auto begin = Clock::now();
   {
     ProgressBar bar("compressing", false);
@@ -175,7 +208,7 @@ void compress(Loaded& loaded, Selector* selector, Session::Explanation* explain,
     if (selector != nullptr) session.compress(*selector, explain, on_progress);
     if (loaded.reading) session.encode(loaded.reading->plan, loaded.code, on_progress);
   }
-  timings->construct_ms = ms_since(begin);
+  timings->construct_ms += ms_since(begin);
   if (loaded.reading && loaded.reading->calibrate_on_prompt) {
     std::fprintf(stderr, "note: calibrated on the prompt itself, not on held-out text\n");
   }

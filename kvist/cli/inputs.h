@@ -27,6 +27,8 @@ struct Inputs {
   bool raw = false, verbose = false;
 };
 void add_inputs(CLI::App& app, Inputs* inputs);
+// The same without --method, for commands that take several.
+void add_document_options(CLI::App& app, Inputs* inputs);
 // -m and what belongs to it alone, for commands that need no document.
 void add_model_options(CLI::App& app, Inputs* inputs);
 
@@ -62,9 +64,14 @@ Loaded load(const Inputs& inputs, const Context& context);
 struct Timings {
   double prefill_ms = 0, construct_ms = 0;
 };
-// Runs the document through the model; what `selector` needs is recorded on the way. Progress on
-// stderr.
-void prefill(Loaded& loaded, const Selector* selector, Timings* timings);
+// Runs the document through the model; what the selectors need is recorded on the way, and the time
+// that they take themselves is added to the construct_ms of each. Progress on stderr.
+void prefill(Loaded& loaded, std::span<Selector* const> selectors, double* prefill_ms,
+             std::span<double> construct_ms);
+// The same for one selector, or none where it is null.
+void prefill(Loaded& loaded, Selector* selector, Timings* timings);
+// Repeats the document where the selector needs it; returns milliseconds.
+double repeat_document(Loaded& loaded, Selector& selector);
 // Applies the selector, if there is one, then codes what it left, if the spec says so.
 void compress(Loaded& loaded, Selector* selector, Session::Explanation* explain, Timings* timings);
 

@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "kvist/cli/svg.h"
 #include "kvist/cli/terminal.h"
 #include "kvist/cli/utf8.h"
 #include "kvist/core/error.h"
@@ -18,76 +19,17 @@
 namespace kvist {
 namespace {
 
+using namespace svg;
+
 constexpr int kColumns = 640;  // where there are more than twice as many tokens
 constexpr int kLevels = 6;     // level 0: nothing kept, 5: everything
 constexpr std::array<const char*, kLevels> kShades = {"#eef1f4", "#ccd7e2", "#9bb3c9",
                                                       "#6288aa", "#305f8a", "#0f2f52"};
-constexpr const char* kInk = "#1c2733";
-constexpr const char* kFaint = "#6b7885";
-constexpr const char* kAccent = "#c8553d";
-
 constexpr double kLeft = 64, kPlotWidth = 960, kSideGap = 14, kSideWidth = 120, kRight = 64;
 constexpr double kWidth = kLeft + kPlotWidth + kSideGap + kSideWidth + kRight;
 constexpr double kLabelTop = 86, kLabelLine = 15, kCurveTop = 122, kCurveHeight = 56, kMapTop = 192;
 constexpr int kLabelLines = 2;
 constexpr int kMostRepeats = 2;  // of one word
-
-std::string escaped(std::string_view text) {
-  std::string out;
-  for (char c : text) {
-    switch (c) {
-      case '&':
-        out += "&amp;";
-        break;
-      case '<':
-        out += "&lt;";
-        break;
-      case '>':
-        out += "&gt;";
-        break;
-      case '"':
-        out += "&quot;";
-        break;
-      default:
-        if (static_cast<unsigned char>(c) >= 0x20 || c == '\n' || c == '\t') out += c;
-    }
-  }
-  return out;
-}
-
-// At most two decimals, without zeros at the end.
-std::string num(double x) {
-  std::string text = fmt::format("{:.2f}", x);
-  text.erase(text.find_last_not_of('0') + 1);
-  if (text.back() == '.') text.pop_back();
-  return text;
-}
-
-std::string percent(double share) { return fmt::format("{:.0f} %", 100 * share); }
-
-struct Style {
-  double size = 12;
-  const char* fill = kInk;
-  const char* anchor = "start";
-  bool bold = false;
-};
-
-std::string label(double x, double y, std::string_view text, const Style& style) {
-  return str("<text x=\"", num(x), "\" y=\"", num(y), "\" font-size=\"", num(style.size),
-             "\" fill=\"", style.fill, "\" text-anchor=\"", style.anchor, "\"",
-             style.bold ? " font-weight=\"600\"" : "", ">", escaped(text), "</text>\n");
-}
-
-std::string rect(double x, double y, double width, double height, std::string_view fill) {
-  return str("<rect x=\"", num(x), "\" y=\"", num(y), "\" width=\"", num(width), "\" height=\"",
-             num(height), "\" fill=\"", fill, "\"/>\n");
-}
-
-std::string line(double x1, double y1, double x2, double y2, std::string_view stroke,
-                 double width) {
-  return str("<path d=\"M", num(x1), " ", num(y1), "L", num(x2), " ", num(y2), "\" stroke=\"",
-             stroke, "\" stroke-width=\"", num(width), "\" fill=\"none\"/>\n");
-}
 
 // Room for words over the curve, in two lines; the stem of a word in the upper line passes through
 // the lower one.

@@ -19,12 +19,6 @@ struct Runner {
   int sequence = 0;
 };
 
-void compress(Session& session, const Contestant& contestant) {
-  if (const auto selector = contestant.spec.make_selector()) session.compress(*selector);
-  if (const auto reading = contestant.spec.reading())
-    session.encode(reading->plan, contestant.code);
-}
-
 Runner start(Model& model, ThreadPool& pool, const Contestant& contestant,
              std::span<const int32_t> plain) {
   Runner runner{std::make_unique<Session>(model, pool, SessionOptions{}), 0};
@@ -32,16 +26,26 @@ Runner start(Model& model, ThreadPool& pool, const Contestant& contestant,
     runner.session->start_empty();
   } else {
     const auto selector = contestant.spec.make_selector();
-    runner.session->prefill(plain, selector ? selector->needs() : Selector::Needs{});
+    Observer* observer = selector.get();
+    runner.session->prefill(plain, Watch({&observer, selector != nullptr ? 1u : 0u}));
+    if (selector != nullptr) runner.session->compress(*selector);
   }
-  compress(*runner.session, contestant);
+  if (const auto reading = contestant.spec.reading())
+    runner.session->encode(reading->plan, contestant.code);
   runner.sequence = runner.session->open();
   return runner;
 }
 
 void check(Protocol protocol, std::span<const Contestant> contestants) {
   for (const Contestant& c : contestants) {
-    if (protocol == Protocol::causal && c.spec.make_selector()) {
+    const auto selector = c.spec.make_selector();
+    if (selector != nullptr && selector->needs().repeat_chunk > 0) {
+      throw Error(ErrorKind::unsupported,
+                  str(c.spec.text,
+                      " reads its document twice, which needs a chat; kvist compare "
+                      "measures it"));
+    }
+    if (protocol == Protocol::causal && selector != nullptr) {
       throw Error(ErrorKind::invalid_argument,
                   str(c.spec.text,
                       " selects tokens of a whole prompt: it has no causal protocol, "

@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: MIT
+// kvist compare: several methods on one document after a single prefill.
+#include <CLI/Option.hpp>
+#include <CLI/Validators.hpp>
+#include <chrono>
+#include <cstdio>
+#include <fstream>
+#include <limits>
+
+#include "kvist/cli/command.h"
+#include "kvist/cli/comparison.h"
+#include "kvist/cli/comparison_svg.h"
+#include "kvist/cli/document.h"
+#include "kvist/cli/inputs.h"
+#include "kvist/cli/interrupt.h"
+#include "kvist/cli/report.h"
+#include "kvist/cli/terminal.h"
+#include "kvist/core/error.h"
+
+namespace kvist {
+namespace {
+
+struct CompareOptions {
+  Inputs inputs;
+  std::string methods =
+      "none,twinkv,snapkv,pyramidkv,adakv,h2o,keydiff,expected_attention,kvzip,"
+      "streamingllm,knorm,random";
+  std::string ratio = "0.5", answer_prefix, html;
+  std::vector<std::string> questions;
+  AnswerOptions answer;
+  bool csv = false;
+};
+
+// A method on its way through the comparison.
+struct Entry {
+  Spec spec;
+  std::unique_ptr<Selector> selector;
+};
+
+std::vector<Entry> entries(const CompareOptions& options) {
+  const Ratio removed = Ratio::parse(options.ratio);
+  if (removed.num >= removed.den) {
+    throw Error(ErrorKind::invalid_argument,
+                str("--ratio ", options.ratio, ": expected from 0 to below 1 (the share removed)"));
+  }
+  std::vector<Entry> all;
+  for (const std::string& text : split_specs(options.methods)) {
+    Spec spec = parse_spec(parse_spec(text).text_at(removed));
+    if (spec.none()) continue;  // the first row in any case
+    if (spec.reading()) {
+      throw Error(ErrorKind::unsupported,
+                  str(spec.text,
+                      ": kvist compare shows methods that select; what coding loses is "
+                      "measured by kvist eval perplexity"));
+    }
+    auto selector = spec.make_selector();
+    all.push_back({std::move(spec), std::move(selector)});
+  }
+  return all;
+}
+
+// What is asked of every cache: the questions, and after the first time the uncompressed answers.
+class Quiz {
+ public:
+  Quiz(Loaded& loaded, const CompareOptions& options) : loaded_(loaded), options_(options) {
+    for (const std::string& question : options.questions)
+      questions_.push_back(loaded.prompt->question(question, options.answer_prefix));
+  }
+
+  // The cache in place now. The first call is for the uncompressed one.
+  void ask(ComparedRow* row) {
+    row->bytes = loaded_.session->prefix().bytes();
+    double kl = 0, same = 0;
+    for (size_t i = 0; i < questions_.size(); ++i) {
+      row->answers.push_back(
+          answer_one(*loaded_.session, *loaded_.tokenizer, questions_[i], options_.answer, {}));
+      row->answers.back().question = options_.questions[i];
+      if (forced_.size() == i) forced_.push_back(row->answers.back().token_ids);
+      const std::vector<float> logits = read_answer(i);
+      if (reference_.size() == i) reference_.push_back(logits);
+      const Distance d = distance_of(reference_[i], logits, loaded_.model->info().vocab);
+      kl += d.kl * d.n_tokens;
+      same += d.same_top * d.n_tokens;
+      row->distance.n_tokens += d.n_tokens;
+    }
+    row->distance.kl = kl / std::max(1, row->distance.n_tokens);
+    row->distance.same_top = same / std::max(1, row->distance.n_tokens);
+    row->decode_tok_s = median_tok_s(row->answers);
+  }
+
+ private:
+  // Logits before each token of the uncompressed answer and after the last, [tokens + 1][vocab].
+  std::vector<float> read_answer(size_t question) {
+    Session& session = *loaded_.session;
+    const int sequence = session.open();
+    std::vector<float> logits = session.extend(sequence, questions_[question]);
+    if (!forced_[question].empty()) {
+      const std::vector<float> rest = session.extend_all(sequence, forced_[question]);
+      logits.insert(logits.end(), rest.begin(), rest.end());
+    }
+    session.close(sequence);
+    return logits;
+  }
+
+  Loaded& loaded_;
+  const CompareOptions& options_;
+  std::vector<std::vector<int32_t>> questions_, forced_;
+  std::vector<std::vector<float>> reference_;
+};
+
+double compress_copy_ms(Session& session, Selector& selector) {
+  const auto begin = std::chrono::steady_clock::now();
+  session.compress_copy(selector);
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin)
+      .count();
+}
+
+Comparison measure(Loaded& loaded, std::vector<Entry>& methods, const CompareOptions& options) {
+  Comparison c;
+  const ModelInfo& info = loaded.model->info();
+  c.model = info.name.empty() ? info.architecture : info.name;
+  c.n_prompt = static_cast<int>(loaded.ids.size());
+  c.reference_bytes = reference_bytes(info, c.n_prompt);
+  std::vector<Selector*> selectors;
+  for (const Entry& entry : methods) selectors.push_back(entry.selector.get());
+  std::vector<double> construct_ms(methods.size(), 0.0);
+  prefill(loaded, selectors, &c.prefill_ms, construct_ms);
+  Quiz quiz(loaded, options);
+  c.rows.emplace_back().method = "none";
+  quiz.ask(&c.rows.back());
+  for (size_t i = 0; i < methods.size() && !*options.answer.stop; ++i) {
+    ComparedRow& row = c.rows.emplace_back();
+    row.method = methods[i].spec.text;
+    row.construct_ms = construct_ms[i] + repeat_document(loaded, *methods[i].selector);
+    row.construct_ms += compress_copy_ms(*loaded.session, *methods[i].selector);
+    quiz.ask(&row);
+    loaded.session->restore();
+    methods[i].selector.reset();
+  }
+  for (ComparedRow& row : c.rows) {
+    const uint64_t stored = row.bytes.stored();
+    row.factor =
+        stored == 0 ? 0 : static_cast<double>(c.reference_bytes) / static_cast<double>(stored);
+  }
+  return c;
+}
+
+void put(const std::string& text) { std::fwrite(text.data(), 1, text.size(), stdout); }
+
+void print(const Comparison& c) {
+  put(table_text(c));
+  int width = 0;
+  for (const ComparedRow& row : c.rows) width = std::max(width, display_width(row.method));
+  for (size_t i = 0; i < c.rows.front().answers.size(); ++i) {
+    put(str("\n", paint(1, Shade::strong, c.rows.front().answers[i].question), "\n"));
+    for (const ComparedRow& row : c.rows) {
+      std::string answer = row.answers[i].text;
+      std::replace(answer.begin(), answer.end(), '\n', ' ');
+      const std::string pad(static_cast<size_t>(width - display_width(row.method)), ' ');
+      put(str("  ", paint(1, Shade::dim, row.method + pad), "  ", answer, "\n"));
+    }
+  }
+}
+
+int compare(CompareOptions options, const Context& context) {
+  if (context.json && options.csv)
+    throw Error(ErrorKind::invalid_argument, "--json and --csv are both given; choose one");
+  for (const std::string& question : options.questions) require_utf8(question, "--question");
+  require_utf8(options.answer_prefix, "--answer-prefix");
+  std::vector<Entry> methods = entries(options);
+  if (!options.html.empty() && !std::ofstream(options.html, std::ios::app))
+    throw Error(ErrorKind::io, str(options.html, ": cannot write the page there"));
+  options.answer.stop = &watch_interrupt();
+  options.inputs.method = "none";
+  Loaded loaded = load(options.inputs, context);
+  const Comparison c = measure(loaded, methods, options);
+  if (*options.answer.stop) return kInterrupted;
+  if (!options.html.empty()) {
+    std::ofstream out(options.html, std::ios::binary);
+    out << comparison_html(c);
+    out.close();
+    if (!out) throw Error(ErrorKind::io, str(options.html, ": cannot be written"));
+  }
+  if (context.json) {
+    put(to_json(c, context).dump(2) + "\n");
+  } else if (options.csv) {
+    put(csv_text(c));
+  } else {
+    print(c);
+  }
+  return kDone;
+}
+
+Action add(CLI::App& app) {
+  auto options = std::make_shared<CompareOptions>();
+  add_document_options(app, &options->inputs);
+  app.add_option("--methods", options->methods,
+                 "method specs, with commas between; uncompressed comes first in any case")
+      ->type_name("SPECS")
+      ->capture_default_str();
+  app.add_option("--ratio", options->ratio, "share removed, where a spec does not say")
+      ->type_name("RATIO")
+      ->capture_default_str();
+  app.add_option("-q,--question", options->questions,
+                 "asked of the document; may be given more than once")
+      ->type_name("TEXT")
+      ->allow_extra_args(false)
+      ->required();
+  app.add_option("--answer-prefix", options->answer_prefix, "how all answers begin")
+      ->type_name("TEXT");
+  app.add_option("-n,--n-predict", options->answer.limit, "most tokens of an answer")
+      ->check(CLI::Range(1, std::numeric_limits<int>::max()))
+      ->capture_default_str();
+  app.add_flag("--csv", options->csv, "print the table as CSV");
+  app.add_option("--html", options->html, "write a page with a picture, the table and the answers")
+      ->type_name("FILE");
+  return [options](const Context& context) { return compare(*options, context); };
+}
+
+}  // namespace
+
+extern constinit const Command compare_command = {
+    "compare", "put several methods next to each other on one document", add};
+
+}  // namespace kvist
