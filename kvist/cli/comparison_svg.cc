@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A dot for each method, its name beside it where there is room.
+// A line for each method, the nearest to the uncompressed answers first.
 #include "kvist/cli/comparison_svg.h"
 
 #include <algorithm>
@@ -14,94 +14,84 @@ namespace {
 
 using namespace svg;
 
-constexpr double kWidth = 960, kHeight = 540;
-constexpr double kLeft = 84, kRight = 40, kTop = 84, kBottom = 64;
-constexpr double kLeastKl = 1e-5;  // what is below lies on the floor
-constexpr double kLetter = 6.6;    // width of one at size 12
+constexpr double kLeft = 24, kPlotWidth = 400, kRightText = 300, kTop = 112, kRow = 26;
+constexpr double kLetter = 7;      // width of one at size 12
+constexpr double kLeastKl = 1e-5;  // what is below lies at the edge
 
 class Plot {
  public:
   explicit Plot(const Comparison& c) : c_(c) {
     for (size_t i = 1; i < c.rows.size(); ++i) {
-      const double kl = std::max(kLeastKl, c.rows[i].distance.kl);
-      low_ = std::min(low_, std::floor(std::log10(kl)));
-      high_ = std::max(high_, std::ceil(std::log10(kl)));
-      most_ = std::max(most_, c.rows[i].factor);
+      rows_.push_back(&c.rows[i]);
+      const double power = std::log10(std::max(kLeastKl, c.rows[i].distance.kl));
+      low_ = std::min(low_, std::floor(power));
+      high_ = std::max(high_, std::ceil(power));
+      names_ = std::max(names_, kLetter * display_width(c.rows[i].method));
     }
-    if (high_ <= low_) high_ = low_ + 1;
-    most_ = std::ceil(most_ * 1.05 * 2) / 2;
+    std::stable_sort(rows_.begin(), rows_.end(), [](const ComparedRow* x, const ComparedRow* y) {
+      return x->distance.kl < y->distance.kl;
+    });
   }
 
   std::string draw() const {
-    std::string out =
-        str("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 ", num(kWidth), " ",
-            num(kHeight), "\" width=\"", num(kWidth), "\" height=\"", num(kHeight),
-            "\" font-family=\"system-ui, 'DejaVu Sans', sans-serif\">\n");
-    out += rect(0, 0, kWidth, kHeight, "#ffffff");
-    out += label(kLeft, 32, str(c_.rows.size() - 1, " methods, one document"),
-                 {.size = 20, .bold = true});
-    out += label(kLeft, 54,
+    const double width = right() + kRightText, height = bottom() + 52;
+    std::string out = str("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 ", num(width),
+                          " ", num(height), "\" width=\"", num(width), "\" height=\"", num(height),
+                          "\" font-family=\"system-ui, 'DejaVu Sans', sans-serif\">\n");
+    out += rect(0, 0, width, height, "#ffffff");
+    out +=
+        label(kLeft, 34, str(rows_.size(), " methods, one document"), {.size = 20, .bold = true});
+    out += label(kLeft, 56,
                  str(human_count(static_cast<uint64_t>(c_.n_prompt)), " tokens, ", c_.model),
                  {.size = 13, .fill = kFaint});
-    return out + axes() + dots() + "</svg>\n";
+    out += heads() + axis();
+    for (size_t i = 0; i < rows_.size(); ++i) out += row(*rows_[i], i);
+    return out + "</svg>\n";
   }
 
  private:
-  double x_of(double factor) const {
-    return kLeft + (kWidth - kLeft - kRight) * (factor - 1) / (most_ - 1);
+  double left() const { return kLeft + names_ + 16; }
+  double right() const { return left() + kPlotWidth; }
+  double bottom() const { return kTop + kRow * static_cast<double>(rows_.size()); }
+  double x_of(double kl) const {
+    return left() + kPlotWidth * (std::log10(std::max(kl, kLeastKl)) - low_) / (high_ - low_);
   }
-  double y_of(double kl) const {
-    const double height = kHeight - kTop - kBottom;
-    return kTop + height * (high_ - std::log10(std::max(kl, kLeastKl))) / (high_ - low_);
+  double column(int i) const { return right() + 80 + 95 * i; }
+
+  std::string heads() const {
+    const Style style{.fill = kFaint, .anchor = "end"};
+    return label(column(0), kTop - 12, "smaller", style) +
+           label(column(1), kTop - 12, "same top", style) +
+           label(column(2), kTop - 12, "of a prefill", style);
   }
 
-  std::string axes() const {
+  std::string axis() const {
     std::string out;
     for (double power = low_; power <= high_; ++power) {
-      const double y = y_of(std::pow(10, power));
-      out += line(kLeft, y, kWidth - kRight, y, "#e1e6eb", 1);
-      out += label(kLeft - 8, y + 4, fmt::format("{:g}", std::pow(10, power)),
-                   {.size = 11, .fill = kFaint, .anchor = "end"});
-    }
-    const double step = most_ <= 3 ? 0.5 : most_ <= 6 ? 1 : std::ceil(most_ / 6);
-    for (double factor = 1; factor <= most_; factor += step) {
-      out += line(x_of(factor), kHeight - kBottom, x_of(factor), kHeight - kBottom + 5, kFaint, 1);
-      out += label(x_of(factor), kHeight - kBottom + 20, num(factor) + "x",
+      const double x = x_of(std::pow(10, power));
+      out += line(x, kTop, x, bottom(), "#e1e6eb", 1);
+      out += label(x, bottom() + 18, fmt::format("{:g}", std::pow(10, power)),
                    {.size = 11, .fill = kFaint, .anchor = "middle"});
     }
-    out += label(kWidth - kRight, kHeight - kBottom + 44, "times smaller than f16",
-                 {.size = 12, .fill = kFaint, .anchor = "end"});
-    return out + label(kLeft - 44, kTop - 14, "divergence from the uncompressed answers, in nats",
-                       {.size = 12, .fill = kFaint});
+    return out + label(right(), bottom() + 38,
+                       "divergence from the uncompressed answers, in nats: less is better",
+                       {.fill = kFaint, .anchor = "end"});
   }
 
-  // Names go to the right of their dots, or to the left at the edge; each line of text is used
-  // once.
-  std::string dots() const {
-    std::vector<const ComparedRow*> rows;
-    for (size_t i = 1; i < c_.rows.size(); ++i) rows.push_back(&c_.rows[i]);
-    std::stable_sort(rows.begin(), rows.end(), [](const ComparedRow* a, const ComparedRow* b) {
-      return a->distance.kl > b->distance.kl;
-    });
-    std::string out;
-    double free_from = kTop;
-    for (const ComparedRow* row : rows) {
-      const double x = x_of(row->factor), y = y_of(row->distance.kl);
-      const double text_y = std::max(y + 4, free_from);
-      free_from = text_y + 14;
-      const double width = kLetter * display_width(row->method);
-      const bool left = x + 12 + width > kWidth - 4;
-      const double text_x = left ? x - 12 : x + 12;
-      if (text_y > y + 5)
-        out += line(x, y, left ? text_x + 3 : text_x - 3, text_y - 4, kFaint, 0.6);
-      out += dot(x, y, 5, kAccent);
-      out += label(text_x, text_y, row->method, {.anchor = left ? "end" : "start"});
-    }
-    return out;
+  std::string row(const ComparedRow& r, size_t i) const {
+    const double y = kTop + kRow * (static_cast<double>(i) + 0.5), x = x_of(r.distance.kl);
+    const Style number{.anchor = "end"};
+    return label(kLeft, y + 4, r.method, {}) + line(left(), y, x, y, kAccent, 1.5) +
+           dot(x, y, 5, kAccent) +
+           label(column(0), y + 4, fmt::format("{:.2f}x", r.factor), number) +
+           label(column(1), y + 4, percent(r.distance.same_top), number) +
+           label(column(2), y + 4, fmt::format("{:.1f} %", 100 * r.construct_ms / c_.prefill_ms),
+                 number);
   }
 
   const Comparison& c_;
-  double low_ = 0, high_ = -4, most_ = 1.5;
+  std::vector<const ComparedRow*> rows_;  // nearest first
+  double low_ = -3, high_ = 0, names_ = 0;
 };
 
 std::string cells(std::initializer_list<std::string> texts) {

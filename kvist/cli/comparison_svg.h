@@ -8,8 +8,8 @@
 
 namespace kvist {
 
-// Factor to the right, divergence upwards on a logarithmic scale: the lower right is the place to
-// be.
+// A line for each method, as long as its divergence on a logarithmic scale; the nearest first, with
+// factor, agreement and cost beside it.
 std::string comparison_svg(const Comparison& comparison);
 std::string comparison_html(const Comparison& comparison);
 
