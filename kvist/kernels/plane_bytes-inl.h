@@ -72,6 +72,18 @@ HWY_INLINE void interleave(__m512i b0, __m512i b1, __m512i b2, __m512i b3,
   _mm512_store_si512(out + 192, _mm512_unpackhi_epi16(b, d));
 }
 
+// The sums of interleave()'s lanes in order.
+HWY_INLINE void undo_interleave(__m512i* sum) {
+  const __m512i low01 = _mm512_shuffle_i32x4(sum[0], sum[1], 0x44);
+  const __m512i high01 = _mm512_shuffle_i32x4(sum[0], sum[1], 0xEE);
+  const __m512i low23 = _mm512_shuffle_i32x4(sum[2], sum[3], 0x44);
+  const __m512i high23 = _mm512_shuffle_i32x4(sum[2], sum[3], 0xEE);
+  sum[0] = _mm512_shuffle_i32x4(low01, low23, 0x88);
+  sum[1] = _mm512_shuffle_i32x4(low01, low23, 0xDD);
+  sum[2] = _mm512_shuffle_i32x4(high01, high23, 0x88);
+  sum[3] = _mm512_shuffle_i32x4(high01, high23, 0xDD);
+}
+
 // sum += the dots of four bytes. As assembly, since gcc 12 copies every sum around the intrinsic.
 HWY_INLINE void add_dots(__m512i& sum, __m512i bytes, __m512i weights) {
   asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(bytes), "v"(weights));
@@ -82,7 +94,8 @@ HWY_INLINE void add_dots(__m512i& sum, __m512i bytes, __m512i weights) {
 //   bytes    [n_steps][4][64] of interleave()
 //   weights  row r at weights + r * stride: four signed bytes a step
 //   zero     [rows] kByteZero times the sum of a row's weights
-template <int kRows>
+//   kInOrder lane 4 b + i of group k is 16 k + 4 b + i, not that of interleave()
+template <int kRows, bool kInOrder>
 HWY_INLINE void add_steps(const uint8_t* HWY_RESTRICT bytes, int n_steps,
                           const int32_t* HWY_RESTRICT weights, int64_t stride, const int32_t* zero,
                           const float* unit, float* HWY_RESTRICT out, int64_t out_stride,
@@ -104,49 +117,44 @@ HWY_INLINE void add_steps(const uint8_t* HWY_RESTRICT bytes, int n_steps,
   }
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
-    const __m512i low01 = _mm512_shuffle_i32x4(sum[r][0], sum[r][1], 0x44);
-    const __m512i high01 = _mm512_shuffle_i32x4(sum[r][0], sum[r][1], 0xEE);
-    const __m512i low23 = _mm512_shuffle_i32x4(sum[r][2], sum[r][3], 0x44);
-    const __m512i high23 = _mm512_shuffle_i32x4(sum[r][2], sum[r][3], 0xEE);
-    const __m512i in_order[4] = {
-        _mm512_shuffle_i32x4(low01, low23, 0x88), _mm512_shuffle_i32x4(low01, low23, 0xDD),
-        _mm512_shuffle_i32x4(high01, high23, 0x88), _mm512_shuffle_i32x4(high01, high23, 0xDD)};
+    if (!kInOrder) undo_interleave(sum[r]);
     const __m512 u = _mm512_set1_ps(unit[r]);
 #pragma GCC unroll 4
     for (int k = 0; k < 4; ++k) {
       const int left = lanes - 16 * k;
       const __mmask16 mask = left >= 16 ? 0xFFFF : left <= 0 ? 0 : (1u << left) - 1;
       float* to = out + r * out_stride + 16 * k;
-      const __m512 x = _mm512_cvtepi32_ps(in_order[k]);
+      const __m512 x = _mm512_cvtepi32_ps(sum[r][k]);
       _mm512_mask_storeu_ps(to, mask, _mm512_fmadd_ps(x, u, _mm512_maskz_loadu_ps(mask, to)));
     }
   }
 }
 
 // The same for any number of rows.
-inline void add_bytes(const uint8_t* bytes, int n_steps, const int32_t* weights, int64_t stride,
-                      const int32_t* zero, const float* unit, int rows, float* out,
-                      int64_t out_stride, int lanes) {
+template <bool kInOrder>
+void add_bytes(const uint8_t* bytes, int n_steps, const int32_t* weights, int64_t stride,
+               const int32_t* zero, const float* unit, int rows, float* out, int64_t out_stride,
+               int lanes) {
   while (rows > 0) {
     const int n = rows > 6 ? (rows > 8 ? 6 : 4) : rows;
     switch (n) {
       case 1:
-        add_steps<1>(bytes, n_steps, weights, stride, zero, unit, out, out_stride, lanes);
+        add_steps<1, kInOrder>(bytes, n_steps, weights, stride, zero, unit, out, out_stride, lanes);
         break;
       case 2:
-        add_steps<2>(bytes, n_steps, weights, stride, zero, unit, out, out_stride, lanes);
+        add_steps<2, kInOrder>(bytes, n_steps, weights, stride, zero, unit, out, out_stride, lanes);
         break;
       case 3:
-        add_steps<3>(bytes, n_steps, weights, stride, zero, unit, out, out_stride, lanes);
+        add_steps<3, kInOrder>(bytes, n_steps, weights, stride, zero, unit, out, out_stride, lanes);
         break;
       case 4:
-        add_steps<4>(bytes, n_steps, weights, stride, zero, unit, out, out_stride, lanes);
+        add_steps<4, kInOrder>(bytes, n_steps, weights, stride, zero, unit, out, out_stride, lanes);
         break;
       case 5:
-        add_steps<5>(bytes, n_steps, weights, stride, zero, unit, out, out_stride, lanes);
+        add_steps<5, kInOrder>(bytes, n_steps, weights, stride, zero, unit, out, out_stride, lanes);
         break;
       default:
-        add_steps<6>(bytes, n_steps, weights, stride, zero, unit, out, out_stride, lanes);
+        add_steps<6, kInOrder>(bytes, n_steps, weights, stride, zero, unit, out, out_stride, lanes);
     }
     rows -= n, weights += n * stride, zero += n, unit += n, out += n * out_stride;
   }

@@ -22,7 +22,13 @@ HWY_BEFORE_NAMESPACE();
 namespace kvist::kernels {
 namespace HWY_NAMESPACE {
 
-bool bytes_here() { return HWY_TARGET == HWY_AVX3_DL; }
+bool bytes_here() {
+#if HWY_TARGET == HWY_AVX3_DL
+  return __builtin_cpu_supports("gfni") != 0;
+#else
+  return false;
+#endif
+}
 
 #if HWY_TARGET != HWY_SCALAR
 using Codes = hn::CappedTag<float, 16>;
@@ -179,9 +185,9 @@ void bytes_block(const KeyReader& reader, const uint8_t* page, int block, float*
   step_bytes<4>(reader, at, next(4), bytes);
   step_bytes<5>(reader, at, next(5), bytes);
   step_bytes<6>(reader, at, next(6), bytes);
-  add_bytes(bytes, reader.n_steps, reinterpret_cast<const int32_t*>(reader.bytes),
-            reader.row_bytes() / kStepItems, reader.zero, reader.unit, reader.rows, out, stride,
-            64);
+  add_bytes<false>(bytes, reader.n_steps, reinterpret_cast<const int32_t*>(reader.bytes),
+                   reader.row_bytes() / kStepItems, reader.zero, reader.unit, reader.rows, out,
+                   stride, 64);
 }
 #else
 void fill_bytes(KeyReader*, const float*) {}

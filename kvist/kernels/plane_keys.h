@@ -79,7 +79,7 @@ size_t key_scratch_bytes(int head_dim) noexcept;
 void key_logits(const KeyReader& reader, const uint8_t* page, int n_blocks, const uint8_t* next,
                 float* out, int64_t stride, std::byte* scratch) noexcept;
 
-// Whether sums in bytes exist here: AVX-512 with VBMI and VNNI, and allowed.
+// Whether sums in bytes exist here: AVX-512 with VBMI, VNNI and GFNI, and allowed.
 bool has_plane_bytes() noexcept;
 
 }  // namespace kvist::kernels

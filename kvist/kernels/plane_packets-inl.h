@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: MIT
+// Packets of values to bytes: the bit planes of four tokens become 8-bit reconstructions side by
+// side, in the order the dots want. Needs AVX-512 with VBMI, VNNI and GFNI.
+#if defined(KVIST_KERNELS_PLANE_PACKETS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef KVIST_KERNELS_PLANE_PACKETS_INL_H_
+#undef KVIST_KERNELS_PLANE_PACKETS_INL_H_
+#else
+#define KVIST_KERNELS_PLANE_PACKETS_INL_H_
+#endif
+
+#include <hwy/highway.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "kvist/kernels/plane_bytes-inl.h"
+
+#if HWY_TARGET == HWY_AVX3_DL
+HWY_BEFORE_NAMESPACE();
+namespace kvist::kernels {
+namespace HWY_NAMESPACE {
+
+// One table for every depth: the index of a prefix of t bits has plane s at bit kIndexBit[s - 1]
+// for s <= t and a 1 at bit kIndexBit[t], and 0 above in that order. Depths below 6 need 64
+// entries.
+constexpr int kIndexBit[kByteDepth + 1] = {3, 2, 1, 0, 4, 5, 6};
+
+struct IndexTable {
+  alignas(64) uint8_t at[128];   // the byte of the reconstruction
+  alignas(16) uint8_t keep[16];  // [depth] bits of the index that are planes
+  alignas(16) uint8_t mark[16];  // [depth] the 1
+};
+inline const IndexTable& index_table() {
+  static const IndexTable made = [] {
+    IndexTable t{};
+    std::fill_n(t.at, 128, static_cast<uint8_t>(kByteZero));
+    for (int depth = 0; depth <= kByteDepth; ++depth) {
+      t.mark[depth] = static_cast<uint8_t>(1 << kIndexBit[depth]);
+      for (int prefix = 0; depth > 0 && prefix < 1 << depth; ++prefix) {
+        int index = t.mark[depth];
+        for (int s = 0; s < depth; ++s) index |= (prefix >> (depth - 1 - s) & 1) << kIndexBit[s];
+        t.at[index] = byte_tables().at[depth][prefix];
+      }
+      for (int s = 0; s < depth; ++s) t.keep[depth] |= static_cast<uint8_t>(1 << kIndexBit[s]);
+    }
+    return t;
+  }();
+  return made;
+}
+
+// Bit n of byte 7 - s of a group of `planes` becomes bit s of byte n; `columns` are
+// the bits 0 to 7. As assembly, since the target
+// that Highway compiles for does not name the instruction.
+HWY_INLINE __m512i transpose_bits(__m512i planes, __m512i columns) {
+  __m512i out;
+  asm("vgf2p8affineqb $0, %2, %1, %0" : "=v"(out) : "v"(columns), "v"(planes));
+  return out;
+}
+
+// The constants of a loop over packets.
+class PacketBytes {
+ public:
+  PacketBytes() {
+    const IndexTable& t = index_table();
+    low_ = _mm512_load_si512(t.at);
+    high_ = _mm512_load_si512(t.at + 64);
+    keep_ = _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(t.keep)));
+    mark_ = _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(t.mark)));
+    const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512i in_all = _mm512_mullo_epi32(lane, _mm512_set1_epi32(0x01010101));
+    order_ = _mm512_add_epi8(in_all, _mm512_set1_epi32(0x30201000));
+    columns_ = _mm512_set1_epi64(static_cast<int64_t>(0x8040201008040201));
+    token_ = _mm512_and_si512(_mm512_srli_epi32(in_all, 2), _mm512_set1_epi8(3));
+  }
+
+  // The bytes of four tokens, channel by channel: out0[0, 256) of the lower and out1[0, 256) of the
+  // upper half of each 16 bytes of a line, for which byte m of depths0 and depths1 tells how deep
+  // token m is read; beyond 4 with kDeep. No line past `deepest` is touched.
+  template <bool kDeep>
+  HWY_INLINE void read(const uint8_t* lines, int deepest, uint32_t depths0, uint32_t depths1,
+                       uint8_t* HWY_RESTRICT out0, uint8_t* HWY_RESTRICT out1) const {
+    const int64_t last = 64 * (deepest - 1);
+    const auto line = [=](int s) HWY_ATTR {
+      return _mm512_loadu_si512(lines + std::min<int64_t>(64 * s, last));
+    };
+    const __m512i zero = _mm512_setzero_si512();
+    const __m512i a = line(0), b = line(1), c = line(2), d = line(3);
+    const __m512i e = kDeep ? line(4) : zero, f = kDeep ? line(5) : zero;
+    place<kDeep>(_mm512_unpacklo_epi8(a, b), _mm512_unpacklo_epi8(c, d),
+                 kDeep ? _mm512_unpacklo_epi8(f, e) : zero, depths0, out0);
+    place<kDeep>(_mm512_unpackhi_epi8(a, b), _mm512_unpackhi_epi8(c, d),
+                 kDeep ? _mm512_unpackhi_epi8(f, e) : zero, depths1, out1);
+  }
+
+ private:
+  template <bool kDeep>
+  HWY_INLINE void place(__m512i ab, __m512i cd, __m512i fe, uint32_t depths,
+                        uint8_t* HWY_RESTRICT out) const {
+    const __m512i zero = _mm512_setzero_si512();
+    const __m512i high[2] = {_mm512_unpacklo_epi16(ab, cd), _mm512_unpackhi_epi16(ab, cd)};
+    const __m512i low[2] = {kDeep ? _mm512_unpacklo_epi16(zero, fe) : zero,
+                            kDeep ? _mm512_unpackhi_epi16(zero, fe) : zero};
+    const __m512i depth = _mm512_shuffle_epi8(_mm512_set1_epi32(static_cast<int>(depths)), token_);
+    const __m512i keep = _mm512_shuffle_epi8(keep_, depth);
+    const __m512i mark = _mm512_shuffle_epi8(mark_, depth);
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; ++i) {
+      const __m512i planes[2] = {_mm512_unpacklo_epi32(low[i], high[i]),
+                                 _mm512_unpackhi_epi32(low[i], high[i])};
+#pragma GCC unroll 2
+      for (int k = 0; k < 2; ++k, out += 64) {
+        const __m512i bits = transpose_bits(planes[k], columns_);
+        const __m512i index = _mm512_ternarylogic_epi64(bits, keep, mark, 0xEA);
+        const __m512i bytes = kDeep ? _mm512_permutex2var_epi8(low_, index, high_)
+                                    : _mm512_permutexvar_epi8(index, low_);
+        _mm512_store_si512(out, _mm512_permutexvar_epi8(order_, bytes));
+      }
+    }
+  }
+
+  __m512i low_, high_, keep_, mark_, order_, token_, columns_;
+};
+
+}  // namespace HWY_NAMESPACE
+}  // namespace kvist::kernels
+HWY_AFTER_NAMESPACE();
+#endif  // AVX3_DL
+
+#endif  // per-target include guard
