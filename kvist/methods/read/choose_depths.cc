@@ -24,6 +24,7 @@ constexpr int kInfinityBits = 0x7F800000;
 // A bin is 1/64 of an octave. Bins are those of doubles, where a subnormal float is as fine as any
 // other: so 4 bins never span two gains of one item, which differ by 2.5 and more.
 constexpr int kBinShift = 46;
+constexpr int kFloatShift = kBinShift - 29;  // a float has 29 bits less of a fraction
 int bin_of(double x) { return static_cast<int>(std::bit_cast<uint64_t>(x) >> kBinShift); }
 double edge_of(int bin) { return std::bit_cast<double>(static_cast<uint64_t>(bin) << kBinShift); }
 constexpr int kBins = (149 + 128) * 64;  // of positive floats
@@ -50,15 +51,30 @@ class Histogram {
     uint32_t* const odd = counts + kBins + 1;
     std::fill_n(even, bins_ + 1, 0u);
     std::fill_n(odd, bins_ + 1, 0u);
-    const float least = float_of(range.least);
-    const size_t n = weights.size();
-    for (size_t i = 0; i + 1 < n; i += 2) {
-      ++even[bin_of(static_cast<double>(std::max(weights[i], least))) - first_];
-      ++odd[bin_of(static_cast<double>(std::max(weights[i + 1], least))) - first_];
+    if (float_of(range.least) >= std::numeric_limits<float>::min()) {
+      // Bins of normal floats: the same bits, shifted; what is not positive goes to bin 0.
+      const int first = range.least >> kFloatShift;
+      count(weights, even, odd,
+            [=](float w) { return (std::max(bits_of(w), range.least) >> kFloatShift) - first; });
+    } else {
+      const float least = float_of(range.least);
+      count(weights, even, odd, [=, this](float w) {
+        return bin_of(static_cast<double>(std::max(w, least))) - first_;
+      });
     }
-    if (n % 2 == 1) ++even[bin_of(static_cast<double>(std::max(weights[n - 1], least))) - first_];
+    const size_t n = weights.size();
     even[0] -= static_cast<uint32_t>(static_cast<int64_t>(n) - range.positive);
     for (int bin = bins_ - 1; bin >= 0; --bin) even[bin] += odd[bin] + even[bin + 1];
+  }
+
+  template <typename Bin>
+  static void count(std::span<const float> weights, uint32_t* even, uint32_t* odd, const Bin& bin) {
+    const size_t n = weights.size();
+    for (size_t i = 0; i + 1 < n; i += 2) {
+      ++even[bin(weights[i])];
+      ++odd[bin(weights[i + 1])];
+    }
+    if (n % 2 == 1) ++even[bin(weights[n - 1])];
   }
 
   int64_t at_least(int bin) const { return from_[std::clamp(bin - first_, 0, bins_)]; }
