@@ -63,7 +63,8 @@ HWY_INLINE void read_prefixes(const uint8_t* planes, int64_t stride, int depth,
 #endif
 }
 
-// out[i] = centroids[prefix[i]] for i in [0, 64), a table of 2^depth numbers.
+// out[i] = centroids[prefix[i]] for i in [0, 64), with centroids = tree_centroids(depth). Deeper
+// tables follow it, so that whole registers of it may be loaded.
 HWY_INLINE void look_up(const uint8_t* HWY_RESTRICT prefix, const float* HWY_RESTRICT centroids,
                         int depth, float* HWY_RESTRICT out) {
 #if HWY_TARGET == HWY_SCALAR
@@ -75,13 +76,10 @@ HWY_INLINE void look_up(const uint8_t* HWY_RESTRICT prefix, const float* HWY_RES
   constexpr int kN = static_cast<int>(hn::MaxLanes(d));
   const hn::CappedTag<uint8_t, kN> d8;
 #if HWY_TARGET <= HWY_AVX3
-  // As many registers of 16 numbers as the table fills, up to four; beyond them a gather is faster.
+  // As many registers as the table fills, up to four; beyond them a gather is faster.
   if (depth <= 6) {
-    float table[64];
-    const int size = 1 << depth;
-    for (int i = 0; i < 64; ++i) table[i] = i < size ? centroids[i] : 0.0f;
-    const __m512 t0 = _mm512_loadu_ps(table), t1 = _mm512_loadu_ps(table + 16);
-    const __m512 t2 = _mm512_loadu_ps(table + 32), t3 = _mm512_loadu_ps(table + 48);
+    const __m512 t0 = _mm512_loadu_ps(centroids), t1 = _mm512_loadu_ps(centroids + 16);
+    const __m512 t2 = _mm512_loadu_ps(centroids + 32), t3 = _mm512_loadu_ps(centroids + 48);
     for (int i = 0; i < 64; i += kN) {
       const __m512i at = hn::PromoteTo(di, hn::LoadU(d8, prefix + i)).raw;
       __m512 x;
@@ -95,6 +93,20 @@ HWY_INLINE void look_up(const uint8_t* HWY_RESTRICT prefix, const float* HWY_RES
         }
       }
       _mm512_storeu_ps(out + i, x);
+    }
+    return;
+  }
+#elif HWY_TARGET == HWY_AVX2
+  if (depth <= 4) {
+    const __m256 low = _mm256_loadu_ps(centroids), high = _mm256_loadu_ps(centroids + 8);
+    for (int i = 0; i < 64; i += kN) {
+      const __m256i at = hn::PromoteTo(di, hn::LoadU(d8, prefix + i)).raw;
+      __m256 x = _mm256_permutevar8x32_ps(low, at);
+      if (depth == 4) {
+        const __m256 upper = _mm256_castsi256_ps(_mm256_slli_epi32(at, 28));
+        x = _mm256_blendv_ps(x, _mm256_permutevar8x32_ps(high, at), upper);
+      }
+      _mm256_storeu_ps(out + i, x);
     }
     return;
   }
