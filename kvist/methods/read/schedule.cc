@@ -34,21 +34,75 @@ Schedule allocate(const ReadPlan& plan, const Rule& rule, int64_t budget,
   return made;
 }
 
-// One allocation over all heads, or one a head. `per_head_items` weights a head.
-template <typename Budget>
-Schedule over_heads(const ReadPlan& plan, const Rule& rule, int kv_heads, const Budget& budget,
-                    std::span<const float> weights, std::span<uint8_t> depths,
+// One allocation over all heads, or one a head. items(head): how many weights a head has, which lie
+// one head after another; budget(begin, end): increments of the heads [begin, end).
+template <typename Items, typename Budget>
+Schedule over_heads(const ReadPlan& plan, const Rule& rule, int kv_heads, const Items& items,
+                    const Budget& budget, std::span<const float> weights, std::span<uint8_t> depths,
                     DepthWorkspace& workspace) noexcept {
-  if (!plan.per_head) return allocate(plan, rule, budget(kv_heads), weights, depths, workspace);
+  if (!plan.per_head) return allocate(plan, rule, budget(0, kv_heads), weights, depths, workspace);
   Schedule all;
-  const size_t n = weights.size() / static_cast<size_t>(kv_heads);
-  for (size_t head = 0; head < static_cast<size_t>(kv_heads); ++head) {
-    const Schedule one = allocate(plan, rule, budget(1), weights.subspan(head * n, n),
-                                  depths.subspan(head * n, n), workspace);
+  size_t at = 0;
+  for (int head = 0; head < kv_heads; ++head) {
+    const size_t n = static_cast<size_t>(items(head));
+    if (n == 0) continue;
+    const Schedule one = allocate(plan, rule, budget(head, head + 1), weights.subspan(at, n),
+                                  depths.subspan(at, n), workspace);
     all.budget += one.budget;
     all.spent += one.spent;
+    at += n;
   }
   return all;
+}
+
+template <typename Count>
+int64_t sum(const Count& count, int begin, int end) {
+  int64_t all = 0;
+  for (int head = begin; head < end; ++head) all += count(head);
+  return all;
+}
+
+// tokens(head): values of a head.
+template <typename Tokens>
+Schedule over_values(const ReadPlan& plan, std::span<const float> weights, int kv_heads,
+                     const Tokens& tokens, std::span<uint8_t> depths,
+                     ScheduleWorkspace& workspace) noexcept {
+  const Rule rule{plan.value_rate, plan.uniform_values, plan.two_depth_values};
+  if (!plan.pairs) {
+    const auto budget = [&](int begin, int end) {
+      return floor_mul(sum(tokens, begin, end), plan.value_rate);
+    };
+    return over_heads(plan, rule, kv_heads, tokens, budget, weights, depths, workspace.depths);
+  }
+  // The last packet of an odd count has one token and is charged whole.
+  const auto packets = [&](int head) { return (tokens(head) + 1) / 2; };
+  const auto budget = [&](int begin, int end) {
+    const Ratio half{plan.value_rate.num, 2 * plan.value_rate.den};
+    return std::max(plan.min_depth * sum(packets, begin, end),
+                    floor_mul(sum(tokens, begin, end), half));
+  };
+  const size_t n = static_cast<size_t>(sum(packets, 0, kv_heads));
+  const std::span<float> pair_weights = workspace.pair_weights.span().first(n);
+  const std::span<uint8_t> pair_depths = workspace.pair_depths.span().first(n);
+  // fn(token, its packet, whether it is the packet's first)
+  const auto each_token = [&](const auto& fn) {
+    size_t at = 0, packet = 0;
+    for (int head = 0; head < kv_heads; ++head) {
+      for (int64_t j = 0; j < tokens(head); ++j)
+        fn(at + static_cast<size_t>(j), packet + static_cast<size_t>(j / 2), j % 2 == 0);
+      at += static_cast<size_t>(tokens(head));
+      packet += static_cast<size_t>(packets(head));
+    }
+  };
+  each_token([&](size_t token, size_t packet, bool first) {  // exact in double, rounded once
+    pair_weights[packet] =
+        first ? weights[token]
+              : static_cast<float>(double{pair_weights[packet]} + double{weights[token]});
+  });
+  const Schedule made = over_heads(plan, rule, kv_heads, packets, budget, pair_weights, pair_depths,
+                                   workspace.depths);
+  each_token([&](size_t token, size_t packet, bool) { depths[token] = pair_depths[packet]; });
+  return made;
 }
 
 }  // namespace
@@ -98,43 +152,25 @@ Schedule schedule_keys(const ReadPlan& plan, std::span<const float> weights, int
                        std::span<uint8_t> depths, ScheduleWorkspace& workspace) noexcept {
   const int64_t channels = static_cast<int64_t>(weights.size()) / kv_heads;
   const Rule rule{plan.key_rate, plan.uniform_keys, plan.two_depth_keys};
-  const auto budget = [&](int heads) { return floor_mul(heads * channels, plan.key_rate); };
-  return over_heads(plan, rule, kv_heads, budget, weights, depths, workspace.depths);
+  const auto items = [&](int) { return channels; };
+  const auto budget = [&](int begin, int end) {
+    return floor_mul((end - begin) * channels, plan.key_rate);
+  };
+  return over_heads(plan, rule, kv_heads, items, budget, weights, depths, workspace.depths);
 }
 
 Schedule schedule_values(const ReadPlan& plan, std::span<const float> weights, int kv_heads,
                          std::span<uint8_t> depths, ScheduleWorkspace& workspace) noexcept {
   const int64_t tokens = static_cast<int64_t>(weights.size()) / kv_heads;
-  const Rule rule{plan.value_rate, plan.uniform_values, plan.two_depth_values};
-  if (!plan.pairs) {
-    const auto budget = [&](int heads) { return floor_mul(heads * tokens, plan.value_rate); };
-    return over_heads(plan, rule, kv_heads, budget, weights, depths, workspace.depths);
-  }
-  // The last packet of an odd count has one token and is charged whole.
-  const int64_t packets = (tokens + 1) / 2;
-  const auto budget = [&](int heads) {
-    const Ratio half{plan.value_rate.num, 2 * plan.value_rate.den};
-    return std::max(plan.min_depth * heads * packets, floor_mul(heads * tokens, half));
-  };
-  const size_t n = static_cast<size_t>(kv_heads * packets);
-  const std::span<float> pair_weights = workspace.pair_weights.span().first(n);
-  const std::span<uint8_t> pair_depths = workspace.pair_depths.span().first(n);
-  const auto at = [&](int64_t head, int64_t token) {
-    return static_cast<size_t>(head * tokens + token);
-  };
-  for (int64_t head = 0; head < kv_heads; ++head) {
-    for (int64_t p = 0; p < packets; ++p) {
-      double sum = double{weights[at(head, 2 * p)]};
-      if (2 * p + 1 < tokens) sum += double{weights[at(head, 2 * p + 1)]};
-      pair_weights[static_cast<size_t>(head * packets + p)] = static_cast<float>(sum);
-    }
-  }
-  const Schedule made =
-      over_heads(plan, rule, kv_heads, budget, pair_weights, pair_depths, workspace.depths);
-  for (int64_t head = 0; head < kv_heads; ++head)
-    for (int64_t j = 0; j < tokens; ++j)
-      depths[at(head, j)] = pair_depths[static_cast<size_t>(head * packets + j / 2)];
-  return made;
+  return over_values(
+      plan, weights, kv_heads, [&](int) { return tokens; }, depths, workspace);
+}
+
+Schedule schedule_ragged_values(const ReadPlan& plan, std::span<const float> weights,
+                                std::span<const int64_t> tokens, std::span<uint8_t> depths,
+                                ScheduleWorkspace& workspace) noexcept {
+  const auto count = [&](int head) { return tokens[static_cast<size_t>(head)]; };
+  return over_values(plan, weights, static_cast<int>(tokens.size()), count, depths, workspace);
 }
 
 }  // namespace kvist

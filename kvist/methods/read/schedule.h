@@ -25,12 +25,19 @@ struct ScheduleWorkspace {
   Buffer<uint8_t> pair_depths;  // likewise
 };
 
-// weights, depths [kv_heads][channels], finite and >= 0.
+// weights, depths [kv_heads][channels], finite and >= 0. One increment reads a bit of every token
+// of its head: where heads hold different numbers of tokens, only a budget of each head is exact.
 Schedule schedule_keys(const ReadPlan& plan, std::span<const float> weights, int kv_heads,
                        std::span<uint8_t> depths, ScheduleWorkspace& workspace) noexcept;
 
 // weights, depths [kv_heads][tokens].
 Schedule schedule_values(const ReadPlan& plan, std::span<const float> weights, int kv_heads,
                          std::span<uint8_t> depths, ScheduleWorkspace& workspace) noexcept;
+
+// The same where every head has its own number of tokens: weights, depths [sum tokens], one head
+// after another. Pairs are of neighbours in a head.
+Schedule schedule_ragged_values(const ReadPlan& plan, std::span<const float> weights,
+                                std::span<const int64_t> tokens, std::span<uint8_t> depths,
+                                ScheduleWorkspace& workspace) noexcept;
 
 }  // namespace kvist

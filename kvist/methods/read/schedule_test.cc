@@ -104,5 +104,43 @@ TEST(Schedule, ProtectsAtMostHalfTheLayersAtEachEnd) {
   EXPECT_FALSE(is_protected(plan, 0, 1));
 }
 
+Made ragged(const ReadPlan& plan, const std::vector<float>& w, const std::vector<int64_t>& tokens) {
+  ScheduleWorkspace workspace;
+  workspace.reserve(static_cast<int64_t>(w.size()));
+  std::vector<uint8_t> depths(w.size());
+  const Schedule made = schedule_ragged_values(plan, w, tokens, depths, workspace);
+  return {made, {depths.begin(), depths.end()}};
+}
+
+TEST(Schedule, HeadsOfDifferentLengthsShareWhatTheirItemsBuy) {
+  const auto w = weights(101 + 1 + 40, 5);
+  const Ratio rate{4, 3};
+  const Made all = ragged({.value_rate = rate}, w, {101, 1, 40});
+  EXPECT_EQ(all.schedule.budget, floor_mul(142, rate));
+  EXPECT_EQ(all.schedule.spent, all.schedule.budget);
+  EXPECT_EQ(all.depths, values({.value_rate = rate}, w, 1).depths);  // items cost the same
+
+  const Made paired = ragged({.value_rate = rate, .pairs = true}, w, {101, 1, 40});
+  EXPECT_EQ(paired.schedule.budget, floor_mul(142, {4, 6}));
+  for (size_t j = 0; j < 100; j += 2) EXPECT_EQ(paired.depths[j], paired.depths[j + 1]);
+  for (size_t j = 102; j < 142; j += 2)
+    EXPECT_EQ(paired.depths[j], paired.depths[j + 1]) << "pairs begin anew in every head";
+}
+
+TEST(Schedule, HeadsOfDifferentLengthsMayBeScheduledAlone) {
+  const auto w = weights(101 + 0 + 40, 6);
+  const std::vector<float> first(w.begin(), w.begin() + 101), last(w.begin() + 101, w.end());
+  for (const bool pairs : {false, true}) {
+    const ReadPlan plan{.value_rate = {5, 3}, .per_head = true, .pairs = pairs};
+    const Made made = ragged(plan, w, {101, 0, 40});
+    std::vector<int> want = values(plan, first, 1).depths;
+    const Made rest = values(plan, last, 1);
+    want.insert(want.end(), rest.depths.begin(), rest.depths.end());
+    EXPECT_EQ(made.depths, want);
+    EXPECT_EQ(ragged(plan, weights(60, 7), {20, 20, 20}).depths,
+              values(plan, weights(60, 7), 3).depths);
+  }
+}
+
 }  // namespace
 }  // namespace kvist
