@@ -12,6 +12,22 @@
 
 namespace kvist {
 
+namespace {
+
+LayerCode one_head(const LayerCode& layer, const ReadShape& shape, size_t head) {
+  const size_t d = static_cast<size_t>(shape.head_dim);
+  const size_t group = static_cast<size_t>(shape.heads / shape.kv_heads);
+  return {.u_k = {layer.u_k[head]},
+          .u_v = {layer.u_v[head]},
+          .mu_k = layer.mu_k + head * d,
+          .sigma_k = layer.sigma_k + head * d,
+          .mu_v = layer.mu_v + head * d,
+          .sigma_v = layer.sigma_v + head * d,
+          .m2q = layer.m2q == nullptr ? nullptr : layer.m2q + head * group * d};
+}
+
+}  // namespace
+
 CodedModel::CodedModel(ReadCalibration calibration) : calibration_(std::move(calibration)) {
   const ReadShape& shape = calibration_.source.shape;
   const size_t kv_heads = static_cast<size_t>(shape.kv_heads);
@@ -29,6 +45,7 @@ CodedModel::CodedModel(ReadCalibration calibration) : calibration_(std::move(cal
     }
     transforms_.push_back(calibration_.value_transform(l));
     code.u_v.assign(kv_heads, &transforms_.back());
+    for (size_t head = 0; head < kv_heads; ++head) heads_.push_back(one_head(code, shape, head));
     layers_.push_back(std::move(code));
   }
 }
@@ -53,21 +70,23 @@ int64_t first_stray(const kernels::KvRun& run, bool keys) {
 
 }  // namespace
 
-void require_finite(const DenseLayer& dense, int layer, ThreadPool& pool) {
-  const int d = dense.shape().head_dim;
-  std::vector<int64_t> stray(static_cast<size_t>(2 * dense.shape().kv_heads));
+void require_finite(const PlainPrefix& plain, int layer, ThreadPool& pool) {
+  const int d = plain.shape().head_dim;
+  std::vector<int64_t> stray(static_cast<size_t>(2 * plain.shape().kv_heads));
   pool.parallel_for(static_cast<int64_t>(stray.size()), [&](int64_t i) {
-    stray[static_cast<size_t>(i)] = first_stray(dense.run(static_cast<int>(i / 2)), i % 2 == 0);
+    stray[static_cast<size_t>(i)] =
+        first_stray(plain.run(layer, static_cast<int>(i / 2)), i % 2 == 0);
   });
   for (size_t i = 0; i < stray.size(); ++i) {
     if (stray[i] < 0) continue;
-    const int head = static_cast<int>(i / 2), token = static_cast<int>(stray[i] / d);
+    const int head = static_cast<int>(i / 2), at = static_cast<int>(stray[i] / d);
     std::vector<float> row(static_cast<size_t>(d));
-    const kernels::KvRun run = dense.run(head);
-    i % 2 == 0 ? kernels::load_keys(run, token, token + 1, row.data())
-               : kernels::load_values(run, token, token + 1, row.data());
+    const kernels::KvRun& run = plain.run(layer, head);
+    i % 2 == 0 ? kernels::load_keys(run, at, at + 1, row.data())
+               : kernels::load_values(run, at, at + 1, row.data());
     throw Error(ErrorKind::corrupt,
-                str("layer ", layer, ", head ", head, ", position ", token, ": the ",
+                str("layer ", layer, ", head ", head, ", position ",
+                    plain.kept(layer, head)[static_cast<size_t>(at)], ": the ",
                     i % 2 == 0 ? "key" : "value", " holds ", row[static_cast<size_t>(stray[i] % d)],
                     "; only finite numbers can be coded"));
   }
@@ -88,99 +107,139 @@ void check_fits(const KvShape& shape, int n_layers, const CodedModel& model, con
                   "calibrated_keys needs a calibration with the mean squares of queries");
 }
 
-CodedPrefix::CodedPrefix(const KvShape& shape, std::vector<DenseLayer> layers, int n_tokens,
+CodedPrefix::CodedPrefix(std::unique_ptr<PlainPrefix> plain,
                          std::shared_ptr<const CodedModel> model, const ReadPlan& plan)
-    : shape_(shape),
-      n_tokens_(n_tokens),
+    : plain_(std::move(plain)),
       model_(std::move(model)),
       plan_(plan),
-      coded_(layers.size()) {
-  check_fits(shape, static_cast<int>(layers.size()), *model_, plan);
-  for (DenseLayer& layer : layers) {
-    KVIST_ASSERT(layer.size() == n_tokens);
-    dense_.push_back(std::make_unique<DenseLayer>(std::move(layer)));
-    runs_.emplace_back();
-    for (int head = 0; head < shape.kv_heads; ++head)
-      runs_.back().push_back(dense_.back()->run(head));
+      layers_(static_cast<size_t>(plain_->n_layers())) {
+  check_fits(shape(), n_layers(), *model_, plan);
+}
+
+CodedPrefix::CodedPrefix(const KvShape& shape, std::vector<DenseLayer> layers, int n_tokens,
+                         std::shared_ptr<const CodedModel> model, const ReadPlan& plan)
+    : CodedPrefix(std::make_unique<PlainPrefix>(shape, std::move(layers), n_tokens),
+                  std::move(model), plan) {}
+
+// Stores for the tokens of a plain layer, empty.
+CodedPrefix::Layer CodedPrefix::make_layer(int layer) const {
+  Layer made;
+  const RaggedLayer* ragged = plain_->ragged(layer);
+  if (ragged == nullptr) {
+    made.coded.emplace_back(shape(), model_->layer(layer), plan_);
+  } else {
+    KvShape one = shape();
+    one.kv_heads = 1, one.heads = shape().group();
+    for (int head = 0; head < shape().kv_heads; ++head) {
+      made.coded.emplace_back(one, model_->head(layer, head), plan_);
+      const auto positions = ragged->positions(head);
+      made.positions.emplace_back(positions.size());
+      std::copy(positions.begin(), positions.end(), made.positions.back().begin());
+    }
   }
+  for (size_t i = 0; i < made.coded.size(); ++i) {
+    const int n = plain_->run(layer, static_cast<int>(i)).n_tokens;  // of a dense layer any head's
+    made.coded[i].expect(n);
+    made.coded[i].reserve(n);
+    made.coded[i].resize(n);
+  }
+  return made;
 }
 
 void CodedPrefix::encode(int layer, ThreadPool& pool) {
-  const size_t at = static_cast<size_t>(layer);
   if (is_protected(plan_, layer, n_layers())) return;
-  KVIST_ASSERT(dense_[at] != nullptr);
-  const DenseLayer& dense = *dense_[at];
-  auto coded = std::make_unique<CodedLayer>(shape_, model_->layer(layer), plan_);
-  coded->expect(n_tokens_);
-  coded->reserve(n_tokens_);
-  coded->resize(n_tokens_);
-  const int blocks = (n_tokens_ + kernels::kBlock - 1) / kernels::kBlock;
-  const size_t size = static_cast<size_t>(shape_.head_dim * kernels::kBlock);
-  std::atomic<int> next{0};
+  KVIST_ASSERT(!is_coded(layer));
+  Layer made = make_layer(layer);
+  const bool apart = made.coded.size() > 1;  // heads are layers of their own
+  struct Block {
+    int head, begin;
+  };
+  std::vector<Block> blocks;
+  for (int head = 0; head < shape().kv_heads; ++head)
+    for (int at = 0; at < plain_->run(layer, head).n_tokens; at += kernels::kBlock)
+      blocks.push_back({head, at});
+  const size_t size = static_cast<size_t>(shape().head_dim * kernels::kBlock);
+  std::atomic<size_t> next{0};
   pool.run([&](Worker) {
-    Buffer<float> k(size), v(size), scratch(coded->block_scratch_floats());
-    for (int i = next++; i < blocks * shape_.kv_heads; i = next++) {
-      const int head = i / blocks, begin = i % blocks * kernels::kBlock;
-      const int end = std::min(n_tokens_, begin + kernels::kBlock);
-      kernels::load_keys(dense.run(head), begin, end, k.data());
-      kernels::load_values(dense.run(head), begin, end, v.data());
-      coded->write_block(head, begin, end - begin, k.data(), v.data(), scratch.data());
+    Buffer<float> k(size), v(size), scratch(made.coded.front().block_scratch_floats());
+    for (size_t i = next++; i < blocks.size(); i = next++) {
+      const auto [head, begin] = blocks[i];
+      const kernels::KvRun& run = plain_->run(layer, head);
+      const int end = std::min(run.n_tokens, begin + kernels::kBlock);
+      kernels::load_keys(run, begin, end, k.data());
+      kernels::load_values(run, begin, end, v.data());
+      CodedLayer& to = made.coded[apart ? static_cast<size_t>(head) : 0];
+      to.write_block(apart ? 0 : head, begin, end - begin, k.data(), v.data(), scratch.data());
     }
   });
-  coded->freeze();
-  coded_[at] = std::move(coded);
-  runs_[at].clear();
-  dense_[at].reset();
+  for (CodedLayer& coded : made.coded) coded.freeze();
+  layers_[static_cast<size_t>(layer)] = std::move(made);
+  plain_->release(layer);
+}
+
+int CodedPrefix::longest_head() const {
+  int longest = plain_->longest_head();
+  for (const Layer& layer : layers_)
+    for (const CodedLayer& coded : layer.coded) longest = std::max(longest, coded.size());
+  return longest;
 }
 
 Bytes CodedPrefix::bytes(int layer) const {
-  const size_t at = static_cast<size_t>(layer);
-  if (dense_[at]) return dense_[at]->bytes();
-  return coded_[at]->bytes();
+  if (!is_coded(layer)) return plain_->bytes(layer);
+  Bytes bytes;
+  for (const CodedLayer& coded : coded(layer)) bytes += coded.bytes();
+  for (const auto& positions : layers_[static_cast<size_t>(layer)].positions) {
+    bytes.metadata += positions.size_bytes() + sizeof(int32_t);  // and how many they are
+    bytes.allocated += positions.allocated_bytes();
+  }
+  return bytes;
 }
 
 void CodedPrefix::reserve(AttendWorkspace& workspace, int n_rows, int n_tokens,
                           int n_workers) const {
   PrefixCache::reserve(workspace, n_rows, n_tokens, n_workers);
-  workspace.read().reserve(shape_, n_tokens_ + n_tokens, n_workers);
+  workspace.read().reserve(shape(), longest_head() + n_tokens, n_workers);
 }
 
 std::vector<SuffixLayer> CodedPrefix::new_suffix() const {
-  std::vector<SuffixLayer> layers;
+  std::vector<SuffixLayer> made;
   for (int layer = 0; layer < n_layers(); ++layer) {
-    if (is_coded(layer))
-      layers.emplace_back(CodedLayer(shape_, model_->layer(layer), plan_, n_tokens_));
-    else
-      layers.emplace_back(DenseLayer(shape_));
+    if (!is_coded(layer)) {
+      made.emplace_back(DenseLayer(shape()));
+      continue;
+    }
+    int shortest = next_position();  // behind it lie a suffix's sinks, if any
+    for (const CodedLayer& coded : coded(layer)) shortest = std::min(shortest, coded.size());
+    made.emplace_back(CodedLayer(shape(), model_->layer(layer), plan_, shortest));
   }
-  return layers;
+  return made;
 }
 
 void CodedPrefix::attend(const AttendCall& call, AttendWorkspace& workspace,
                          Worker worker) const noexcept {
-  const size_t at = static_cast<size_t>(call.layer);
-  if (coded_[at])
-    return read_coded(coded_[at].get(), shape_, model_->layer(call.layer), plan_, call,
-                      workspace.read(), worker);
-  attend_runs(runs_[at], shape_, call, workspace, worker);
+  if (!is_coded(call.layer)) return plain_->attend(call, workspace, worker);
+  read_coded(coded(call.layer), shape(), model_->layer(call.layer), plan_, call, workspace.read(),
+             worker);
 }
 
-std::vector<int32_t> CodedPrefix::kept(int, int) const {
-  std::vector<int32_t> all(static_cast<size_t>(n_tokens_));
+std::vector<int32_t> CodedPrefix::kept(int layer, int head) const {
+  if (!is_coded(layer)) return plain_->kept(layer, head);
+  const auto& positions = layers_[static_cast<size_t>(layer)].positions;
+  if (!positions.empty()) {
+    const auto& own = positions[static_cast<size_t>(head)];
+    return {own.begin(), own.end()};
+  }
+  std::vector<int32_t> all(static_cast<size_t>(next_position()));
   std::iota(all.begin(), all.end(), 0);
   return all;
 }
 
 void CodedPrefix::reconstruct(int layer, int head, std::vector<float>* k,
                               std::vector<float>* v) const {
-  const size_t at = static_cast<size_t>(layer);
-  if (coded_[at]) return coded_[at]->reconstruct(head, k, v);
-  const kernels::KvRun run = dense_[at]->run(head);
-  const size_t n = static_cast<size_t>(run.n_tokens) * static_cast<size_t>(run.head_dim);
-  k->resize(n);
-  v->resize(n);
-  kernels::load_keys(run, 0, run.n_tokens, k->data());
-  kernels::load_values(run, 0, run.n_tokens, v->data());
+  if (!is_coded(layer)) return plain_->reconstruct(layer, head, k, v);
+  const auto all = coded(layer);
+  if (all.size() == 1) return all.front().reconstruct(head, k, v);
+  all[static_cast<size_t>(head)].reconstruct(0, k, v);
 }
 
 }  // namespace kvist

@@ -153,9 +153,10 @@ TEST(CodedPrefix, RecentTokensAreExact) {
 
 TEST(CodedPrefix, RefusesWhatItCannotCode) {
   Store setup(1, 600, std::numeric_limits<float>::infinity());
+  const PlainPrefix plain(setup.shape, std::move(setup.layers), 600);
   ThreadPool pool(2);
   try {
-    require_finite(setup.layers[0], 0, pool);
+    require_finite(plain, 0, pool);
     FAIL();
   } catch (const Error& e) {
     EXPECT_EQ(e.kind(), ErrorKind::corrupt);

@@ -17,6 +17,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 #include <thread>
 #include <vector>
 
@@ -77,6 +78,8 @@ class Meeting {
   alignas(64) std::atomic<uint32_t> round_{0};
 };
 
+struct HeadView;
+
 }  // namespace
 
 struct ReadWorkspace::State {
@@ -101,37 +104,89 @@ struct ReadWorkspace::State {
   Buffer<float> partials;     // [segments][heads][head_dim]
   Buffer<std::byte> scratch;  // [workers][scratch_bytes]
   ScheduleWorkspace schedule;
+  std::vector<HeadView> views;     // [workers][kv_heads], each worker makes its own
+  std::vector<RowHead> row_heads;  // [kv_heads], for the observer
+  std::vector<int64_t> counts;     // [kv_heads] values of each head
 };
 
 namespace {
 
-// One row's view of the tokens.
+// One row of a call and what lies before it.
 struct RowView {
-  const CodedLayer* prefix = nullptr;
+  std::span<const CodedLayer> prefix;
   const CodedLayer* suffix = nullptr;
-  int n_prefix = 0, n_suffix = 0;
   int row = 0;
-  int first_value = 0, last_value = 0;  // tokens [first, last) are allocated; others are dense
-  int n_tokens() const { return n_prefix + n_suffix; }
-  int n_values() const { return last_value - first_value; }
-  int suffix_slot() const { return round_up(n_prefix, 64); }
+  int n_suffix = 0;
 };
 
 // Up to 512 tokens of one layer.
 struct Piece {
   const CodedLayer* layer = nullptr;
+  int head = 0;   // within the layer
   int page = 0;   // within the layer
   int n = 0;      // visible tokens
-  int token = 0;  // of the row, the piece's first
+  int token = 0;  // of the row and head, the piece's first
   int slot = 0;
 };
 
-// Values [begin, end) of one layer.
+// Values [begin, end) of one head of one layer.
 struct Segment {
   const CodedLayer* layer = nullptr;
+  int head = 0;  // within the layer
   int begin = 0, end = 0;
   int item = 0;  // index of `begin` among the row's allocated values
   int slot = 0;
+};
+
+// The tokens of one head that the row sees: those of the prefix, then those of the suffix.
+struct HeadView {
+  const CodedLayer* prefix = nullptr;
+  const CodedLayer* suffix = nullptr;
+  int prefix_head = 0, suffix_head = 0;  // within those layers
+  int n_prefix = 0, n_suffix = 0;
+  int first_value = 0, last_value = 0;  // tokens [first, last) are allocated; others are dense
+  int item = 0;                         // of first_value among the row's allocated values
+  int n_segments = 0;
+  Segment segments[2 * kSegments];
+
+  int n_tokens() const { return n_prefix + n_suffix; }
+  int n_values() const { return last_value - first_value; }
+  int n_pieces() const { return pages_of(n_prefix) + pages_of(n_suffix); }
+  int suffix_slot() const { return round_up(n_prefix, 64); }
+
+  Piece piece(int i) const {
+    const int in_prefix = pages_of(n_prefix);
+    const bool before = i < in_prefix;
+    Piece p;
+    p.layer = before ? prefix : suffix;
+    p.head = before ? prefix_head : suffix_head;
+    p.page = before ? i : i - in_prefix;
+    const int first = p.page * kPageTokens;
+    p.n = std::min(kPageTokens, (before ? n_prefix : n_suffix) - first);
+    p.token = first + (before ? 0 : n_prefix);
+    p.slot = first + (before ? 0 : suffix_slot());
+    return p;
+  }
+
+  // The allocated values of prefix and suffix, each in up to kSegments segments.
+  void cut_segments() {
+    n_segments = 0;
+    const auto cut = [&](const CodedLayer* layer, int head, int first_token, int n,
+                         int first_slot) {
+      const int begin = std::clamp(first_value - first_token, 0, n);
+      const int end = std::clamp(last_value - first_token, 0, n);
+      const int size = segment_tokens(end - begin);
+      for (int at = begin; at < end; at += size)
+        segments[n_segments++] = {.layer = layer,
+                                  .head = head,
+                                  .begin = at,
+                                  .end = std::min(end, at + size),
+                                  .item = item + first_token + at - first_value,
+                                  .slot = first_slot + at};
+    };
+    cut(prefix, prefix_head, 0, n_prefix, 0);
+    cut(suffix, suffix_head, n_prefix, n_suffix, suffix_slot());
+  }
 };
 
 class RowRead {
@@ -144,13 +199,13 @@ class RowRead {
         call_(call),
         state_(state),
         worker_(worker),
-        scratch_(state.scratch.data() + state.scratch_bytes * static_cast<size_t>(worker.index)) {}
+        scratch_(state.scratch.data() + state.scratch_bytes * static_cast<size_t>(worker.index)),
+        views_(state.views.data() + int64_t{worker.index} * shape.kv_heads) {}
 
   void run(const RowView& view) {
-    view_ = view;
-    n_pieces_ = pages_of(view.n_prefix) + pages_of(view.n_suffix);
+    row_ = view.row;
+    view_heads(view);
     const int batches = (n_pieces_ + kBatch - 1) / kBatch;
-    cut_segments();
     each(shape_.heads, [&](int head) { transform_query(head); });
     alone([&] { schedule_keys(); });
     each(shape_.kv_heads, [&](int head) { make_reader(head); });
@@ -178,7 +233,8 @@ class RowRead {
   template <typename Fn>
   void for_batch(int job, int batches, const Fn& fn) {
     const int begin = job % batches * kBatch;
-    for (int i = begin; i < std::min(n_pieces_, begin + kBatch); ++i) fn(job / batches, i);
+    const int head = job / batches;
+    for (int i = begin; i < std::min(views_[head].n_pieces(), begin + kBatch); ++i) fn(head, i);
   }
 
   int d() const { return shape_.head_dim; }
@@ -188,23 +244,35 @@ class RowRead {
     return state_.alpha.data() + int64_t{head} * state_.slots + slot;
   }
 
-  Piece piece(int i) const {
-    const int in_prefix = pages_of(view_.n_prefix);
-    Piece p;
-    const bool prefix = i < in_prefix;
-    p.layer = prefix ? view_.prefix : view_.suffix;
-    p.page = prefix ? i : i - in_prefix;
-    const int first = p.page * kPageTokens;
-    p.n = std::min(kPageTokens, (prefix ? view_.n_prefix : view_.n_suffix) - first);
-    p.token = first + (prefix ? 0 : view_.n_prefix);
-    p.slot = first + (prefix ? 0 : view_.suffix_slot());
-    return p;
+  void view_heads(const RowView& row) {
+    ragged_ = row.prefix.size() > 1;
+    n_pieces_ = n_segments_ = n_items_ = 0;
+    n_tokens_ = 0;
+    for (int kv = 0; kv < shape_.kv_heads; ++kv) {
+      HeadView& view = views_[kv];
+      view.prefix =
+          row.prefix.empty() ? nullptr : &row.prefix[ragged_ ? static_cast<size_t>(kv) : 0];
+      view.prefix_head = ragged_ ? 0 : kv;
+      view.n_prefix = view.prefix == nullptr ? 0 : view.prefix->size();
+      view.suffix = row.suffix;
+      view.suffix_head = kv;
+      view.n_suffix = row.n_suffix;
+      KVIST_ASSERT(view.n_tokens() > 0 && view.n_tokens() <= state_.n_tokens);
+      view.first_value = std::min(plan_.sinks, view.n_tokens());
+      view.last_value = std::max(view.first_value, view.n_tokens() - plan_.recent);
+      view.item = n_items_;
+      view.cut_segments();
+      n_pieces_ = std::max(n_pieces_, view.n_pieces());
+      n_segments_ = std::max(n_segments_, view.n_segments);
+      n_items_ += view.n_values();
+      n_tokens_ += view.n_tokens();
+    }
   }
 
   void transform_query(int head) {
     const int kv = kv_head(head);
     float* x = q(head);
-    std::copy_n(call_.q + (int64_t{view_.row} * shape_.heads + head) * d(), d(), x);
+    std::copy_n(call_.q + (int64_t{row_} * shape_.heads + head) * d(), d(), x);
     code_.u_k[static_cast<size_t>(kv)]->apply(x, 1);
     double base = 0;
     float* terms = state_.key_terms.data() + int64_t{head} * d();
@@ -236,12 +304,19 @@ class RowRead {
       for (int c = 0; c < d(); ++c)
         state_.key_weights[static_cast<size_t>(kv * d() + c)] = key_weight(kv, c);
     const size_t n = static_cast<size_t>(shape_.kv_heads * d());
+    ReadPlan plan = plan_;
+    plan.per_head |= ragged_;
     const Schedule made =
-        kvist::schedule_keys(plan_, state_.key_weights.span().first(n), shape_.kv_heads,
+        kvist::schedule_keys(plan, state_.key_weights.span().first(n), shape_.kv_heads,
                              state_.key_depths.span().first(n), state_.schedule);
     if (call_.trace == nullptr) return;
-    call_.trace->key_bits += made.spent * view_.n_tokens();
-    call_.trace->key_budget += made.budget * view_.n_tokens();
+    for (int kv = 0; kv < shape_.kv_heads; ++kv) {
+      const uint8_t* depths = state_.key_depths.data() + kv * d();
+      call_.trace->key_bits +=
+          std::accumulate(depths, depths + d(), int64_t{0}) * views_[kv].n_tokens();
+    }
+    // Heads have equal budgets, or equally many tokens.
+    call_.trace->key_budget += made.budget * n_tokens_ / shape_.kv_heads;
   }
 
   void make_reader(int kv) {
@@ -255,14 +330,15 @@ class RowRead {
   // The planes of a page; open tokens' are made where the schedule reads them.
   const uint8_t* page_of(int kv, const Piece& p, uint8_t* made) const {
     const int open = p.page - p.layer->sealed_tokens() / kPageTokens;
-    if (open < 0) return p.layer->key_page(kv, p.page);
-    kernels::seal_keys(p.layer->open_keys(kv) + int64_t{open} * kPageTokens * d(), p.n, d(),
+    if (open < 0) return p.layer->key_page(p.head, p.page);
+    kernels::seal_keys(p.layer->open_keys(p.head) + int64_t{open} * kPageTokens * d(), p.n, d(),
                        plan_.width, state_.key_depths.data() + kv * d(), made);
     return made;
   }
 
   void read_keys(int kv, int i) {
-    const Piece p = piece(i);
+    const HeadView& view = views_[kv];
+    const Piece p = view.piece(i);
     auto* made = reinterpret_cast<uint8_t*>(scratch_);
     const size_t page_bytes = kernels::key_page_bytes(d(), plan_.width);
     const uint8_t* page = page_of(kv, p, made);
@@ -270,10 +346,10 @@ class RowRead {
         (p.page + 1) * kPageTokens < p.layer->sealed_tokens() && (i + 1) % kBatch != 0;
     const int head = kv * shape_.group();
     kernels::key_logits(state_.readers[static_cast<size_t>(kv)], page, (p.n + 63) / 64,
-                        next ? p.layer->key_page(kv, p.page + 1) : nullptr, alpha(head, p.slot),
+                        next ? p.layer->key_page(p.head, p.page + 1) : nullptr, alpha(head, p.slot),
                         state_.slots, scratch_ + aligned(page_bytes));
     for (int h = head; h < head + shape_.group(); ++h) {
-      for_dense(p.token, p.n, [&](int j) { *(alpha(h, p.slot) + j) = dense_logit(h, p, j); });
+      for_dense(view, p.token, p.n, [&](int j) { *(alpha(h, p.slot) + j) = dense_logit(h, p, j); });
       state_.page_sums[static_cast<size_t>(h * state_.pages + i)] =
           kernels::exp_page(alpha(h, p.slot), p.n);
     }
@@ -281,37 +357,39 @@ class RowRead {
 
   // fn(j) for the dense tokens among [token, token + n), j from 0.
   template <typename Fn>
-  void for_dense(int token, int n, const Fn& fn) const {
-    for (int j = 0; j < std::min(n, view_.first_value - token); ++j) fn(j);
-    for (int j = std::max({0, view_.first_value - token, view_.last_value - token}); j < n; ++j)
+  static void for_dense(const HeadView& view, int token, int n, const Fn& fn) {
+    for (int j = 0; j < std::min(n, view.first_value - token); ++j) fn(j);
+    for (int j = std::max({0, view.first_value - token, view.last_value - token}); j < n; ++j)
       fn(j);
   }
 
   float dense_logit(int head, const Piece& p, int j) const {
-    const f16* k = p.layer->dense_key(kv_head(head), p.page * kPageTokens + j);
+    const f16* k = p.layer->dense_key(p.head, p.page * kPageTokens + j);
     float sum = 0;
     for (int c = 0; c < d(); ++c) sum += q(head)[c] * to_float(k[c]);
     return sum * call_.logit_scale;
   }
 
   void total(int kv) {
+    const int n_pieces = views_[kv].n_pieces();
     for (int head = kv * shape_.group(); head < (kv + 1) * shape_.group(); ++head) {
       const kernels::PageSum* sums = state_.page_sums.data() + head * state_.pages;
       float m = sums[0].m, l = 0;
-      for (int i = 1; i < n_pieces_; ++i) m = std::max(m, sums[i].m);
+      for (int i = 1; i < n_pieces; ++i) m = std::max(m, sums[i].m);
       float* factor = state_.factors.data() + head;
-      for (int i = 0; i < n_pieces_; ++i) {
+      for (int i = 0; i < n_pieces; ++i) {
         const float scale = std::exp(sums[i].m - m);
         factor[i * shape_.heads] = scale;
         l += sums[i].l * scale;
       }
-      for (int i = 0; i < n_pieces_; ++i) factor[i * shape_.heads] /= l;
+      for (int i = 0; i < n_pieces; ++i) factor[i * shape_.heads] /= l;
     }
   }
 
   // Equation 3, and the attention weights it is made of.
   void weigh(int kv, int i) {
-    const Piece p = piece(i);
+    const HeadView& view = views_[kv];
+    const Piece p = view.piece(i);
     double scale = 1;
     if (plan_.physical_values) {
       scale = 0;
@@ -323,40 +401,47 @@ class RowRead {
     kernels::weigh_page(alpha(head, p.slot), state_.slots,
                         state_.factors.data() + i * shape_.heads + head, shape_.group(), p.n, scale,
                         weights);
-    const int begin = std::max(p.token, view_.first_value);
-    const int end = std::min(p.token + p.n, view_.last_value);
+    const int begin = std::max(p.token, view.first_value);
+    const int end = std::min(p.token + p.n, view.last_value);
     if (begin < end)
-      std::copy(
-          weights + begin - p.token, weights + end - p.token,
-          state_.value_weights.data() + int64_t{kv} * view_.n_values() + begin - view_.first_value);
+      std::copy(weights + begin - p.token, weights + end - p.token,
+                state_.value_weights.data() + view.item + begin - view.first_value);
   }
 
   void schedule_values() {
-    const size_t n = static_cast<size_t>(shape_.kv_heads) * static_cast<size_t>(view_.n_values());
+    const size_t n = static_cast<size_t>(n_items_);
+    for (int kv = 0; kv < shape_.kv_heads; ++kv)
+      state_.counts[static_cast<size_t>(kv)] = views_[kv].n_values();
     Schedule made;
     if (n > 0)
-      made = kvist::schedule_values(plan_, state_.value_weights.span().first(n), shape_.kv_heads,
-                                    state_.value_depths.span().first(n), state_.schedule);
+      made = schedule_ragged_values(
+          plan_, state_.value_weights.span().first(n),
+          std::span(state_.counts).first(static_cast<size_t>(shape_.kv_heads)),
+          state_.value_depths.span().first(n), state_.schedule);
     if (call_.trace != nullptr) note(made, *call_.trace);
   }
 
   void note(const Schedule& made, ReadTrace& trace) const {
     const int64_t item_bits = int64_t{d()} * (plan_.pairs ? 2 : 1);
-    const int64_t dense = view_.n_tokens() - view_.n_values();
     ++trace.rows;
-    trace.numbers += int64_t{2} * shape_.kv_heads * d() * view_.n_tokens();
+    trace.numbers += 2 * d() * n_tokens_;
     trace.value_bits += made.spent * item_bits;
     trace.value_budget += made.budget * item_bits;
-    trace.dense_bytes += dense * 4 * shape_.kv_heads * d();
+    trace.dense_bytes += (n_tokens_ - n_items_) * 4 * d();
     for (int kv = 0; kv < shape_.kv_heads; ++kv) trace.lines += key_lines(kv) + value_lines(kv);
     if (!trace.observe) return;
     const size_t channels = static_cast<size_t>(shape_.kv_heads * d());
-    const size_t n = static_cast<size_t>(shape_.kv_heads * view_.n_values());
+    const size_t n = static_cast<size_t>(n_items_);
+    for (int kv = 0; kv < shape_.kv_heads; ++kv) {
+      const HeadView& view = views_[kv];
+      state_.row_heads[static_cast<size_t>(kv)] = {.n_tokens = view.n_tokens(),
+                                                   .first_value = view.first_value,
+                                                   .n_values = view.n_values(),
+                                                   .item = view.item};
+    }
     trace.observe({.layer = call_.layer,
-                   .row = view_.row,
-                   .n_tokens = view_.n_tokens(),
-                   .first_value = view_.first_value,
-                   .n_values = view_.n_values(),
+                   .row = row_,
+                   .heads = std::span(state_.row_heads).first(static_cast<size_t>(shape_.kv_heads)),
                    .key_weights = state_.key_weights.span().first(channels),
                    .key_depths = state_.key_depths.span().first(channels),
                    .value_weights = state_.value_weights.span().first(n),
@@ -366,8 +451,8 @@ class RowRead {
   // A plane of a sealed page's channel is a line; a channel of an open block is one at any depth.
   int64_t key_lines(int kv) const {
     int64_t lines = 0;
-    for (int i = 0; i < n_pieces_; ++i) {
-      const Piece p = piece(i);
+    for (int i = 0; i < views_[kv].n_pieces(); ++i) {
+      const Piece p = views_[kv].piece(i);
       const bool open = p.page * kPageTokens >= p.layer->sealed_tokens();
       for (int c = 0; c < d(); ++c) {
         const int depth = state_.key_depths[static_cast<size_t>(kv * d() + c)];
@@ -380,39 +465,22 @@ class RowRead {
   // Distinct lines, by first and last byte of each run: packets hold whole planes.
   int64_t value_lines(int kv) const {
     int64_t lines = 0;
-    for (const Segment* s = segments_; s < segments_ + n_segments_; ++s) {
-      const kernels::ValueLayout& layout = s->layer->value_layout();
+    for (const Segment& s : segments(kv)) {
+      const kernels::ValueLayout& layout = s.layer->value_layout();
       int packet = -1, deepest = 0;
       const auto close = [&] { lines += int64_t{deepest} * ((layout.plane_bytes() + 63) / 64); };
-      for (int j = s->begin; j < s->end; ++j) {
+      for (int j = s.begin; j < s.end; ++j) {
         if (j / layout.per_packet != packet) close(), packet = j / layout.per_packet, deepest = 0;
-        deepest = std::max<int>(deepest, depths(kv, *s)[j - s->begin]);
+        deepest = std::max<int>(deepest, depths(s)[j - s.begin]);
       }
       close();
     }
     return lines;
   }
 
-  const uint8_t* depths(int kv, const Segment& s) const {
-    return state_.value_depths.data() + int64_t{kv} * view_.n_values() + s.item;
-  }
-
-  // The allocated values of prefix and suffix, each in up to kSegments segments.
-  void cut_segments() {
-    n_segments_ = 0;
-    const auto cut = [&](const CodedLayer* layer, int first_token, int n, int first_slot) {
-      const int begin = std::clamp(view_.first_value - first_token, 0, n);
-      const int end = std::clamp(view_.last_value - first_token, 0, n);
-      const int size = segment_tokens(end - begin);
-      for (int at = begin; at < end; at += size)
-        segments_[n_segments_++] = {.layer = layer,
-                                    .begin = at,
-                                    .end = std::min(end, at + size),
-                                    .item = first_token + at - view_.first_value,
-                                    .slot = first_slot + at};
-    };
-    cut(view_.prefix, 0, view_.n_prefix, 0);
-    cut(view_.suffix, view_.n_prefix, view_.n_suffix, view_.suffix_slot());
+  const uint8_t* depths(const Segment& s) const { return state_.value_depths.data() + s.item; }
+  std::span<const Segment> segments(int kv) const {
+    return {views_[kv].segments, static_cast<size_t>(views_[kv].n_segments)};
   }
 
   float* partial(int segment, int head) const {
@@ -421,43 +489,46 @@ class RowRead {
 
   void read_values(int job) {
     const int kv = job / n_segments_, i = job % n_segments_;
-    const Segment& s = segments_[i];
+    if (i >= views_[kv].n_segments) return;  // a head shorter than the longest
+    const Segment& s = views_[kv].segments[i];
     const int head = kv * shape_.group();
     float* out = partial(i, head);
     std::fill_n(out, shape_.group() * d(), 0.0f);
-    kernels::add_values(s.layer->value_layout(), s.layer->value_packets(kv), s.begin,
-                        s.end - s.begin, depths(kv, s), alpha(head, s.slot), state_.slots,
+    kernels::add_values(s.layer->value_layout(), s.layer->value_packets(s.head), s.begin,
+                        s.end - s.begin, depths(s), alpha(head, s.slot), state_.slots,
                         shape_.group(), call_.precision, out, scratch_);
   }
 
   // o' = mu (weight of the coded tokens) + sigma sum + dense values.
   void finish(int head) {
     const int kv = kv_head(head);
-    float* out = call_.out + (int64_t{view_.row} * shape_.heads + head) * d();
+    float* out = call_.out + (int64_t{row_} * shape_.heads + head) * d();
     std::fill_n(out, d(), 0.0f);
-    for (int i = 0; i < n_segments_; ++i) {
+    for (int i = 0; i < views_[kv].n_segments; ++i) {
       const float* from = partial(i, head);
       for (int c = 0; c < d(); ++c) out[c] += from[c];
     }
     float coded = 1;
-    for_each_dense([&](const CodedLayer&, int, int slot) { coded -= *alpha(head, slot); });
+    for_each_dense(views_[kv],
+                   [&](const CodedLayer&, int, int, int slot) { coded -= *alpha(head, slot); });
     for (int c = 0; c < d(); ++c)
       out[c] = code_.mu_v[kv * d() + c] * coded + code_.sigma_v[kv * d() + c] * out[c];
-    for_each_dense([&](const CodedLayer& layer, int token, int slot) {
-      const f16* v = layer.dense_value(kv, token);
+    for_each_dense(views_[kv], [&](const CodedLayer& layer, int at, int token, int slot) {
+      const f16* v = layer.dense_value(at, token);
       for (int c = 0; c < d(); ++c) out[c] += *alpha(head, slot) * to_float(v[c]);
     });
     code_.u_v[static_cast<size_t>(kv)]->undo(out, 1);
   }
 
-  // fn(layer, token of the layer, slot)
+  // fn(layer, head of the layer, token of the layer, slot)
   template <typename Fn>
-  void for_each_dense(const Fn& fn) const {
-    for_dense(0, view_.n_tokens(), [&](int token) {
-      if (token < view_.n_prefix)
-        fn(*view_.prefix, token, token);
+  static void for_each_dense(const HeadView& view, const Fn& fn) {
+    for_dense(view, 0, view.n_tokens(), [&](int token) {
+      if (token < view.n_prefix)
+        fn(*view.prefix, view.prefix_head, token, token);
       else
-        fn(*view_.suffix, token - view_.n_prefix, view_.suffix_slot() + token - view_.n_prefix);
+        fn(*view.suffix, view.suffix_head, token - view.n_prefix,
+           view.suffix_slot() + token - view.n_prefix);
     });
   }
 
@@ -468,10 +539,12 @@ class RowRead {
   ReadWorkspace::State& state_;
   Worker worker_;
   std::byte* scratch_;
-  RowView view_;
-  int n_pieces_ = 0;
-  int n_segments_ = 0;
-  Segment segments_[2 * kSegments];
+  HeadView* views_;  // [kv_heads]
+  int row_ = 0;
+  bool ragged_ = false;
+  int n_pieces_ = 0, n_segments_ = 0;  // of the longest head
+  int n_items_ = 0;                    // allocated values of all heads
+  int64_t n_tokens_ = 0;               // of all heads
 };
 
 }  // namespace
@@ -511,6 +584,9 @@ void ReadWorkspace::reserve(const KvShape& shape, int n_tokens, int n_workers) {
                     aligned(kernels::value_scratch_bytes(shape.head_dim, shape.group()));
   s.n_workers = std::max(n_workers, s.n_workers);
   s.scratch = Buffer<std::byte>(s.scratch_bytes * static_cast<size_t>(s.n_workers));
+  s.views.resize(kv_heads * static_cast<size_t>(s.n_workers));
+  s.row_heads.resize(kv_heads);
+  s.counts.resize(kv_heads);
   s.n_tokens = n_tokens, s.heads = shape.heads, s.head_dim = shape.head_dim;
 }
 
@@ -529,21 +605,17 @@ uint64_t ReadWorkspace::allocated_bytes() const {
   return sum;
 }
 
-void read_coded(const CodedLayer* prefix, const KvShape& shape, const LayerCode& code,
+void read_coded(std::span<const CodedLayer> prefix, const KvShape& shape, const LayerCode& code,
                 const ReadPlan& plan, const AttendCall& call, ReadWorkspace& workspace,
                 Worker worker) noexcept {
   ReadWorkspace::State& state = workspace.state();
   KVIST_ASSERT(worker.index < state.n_workers && shape.heads == state.heads);
+  KVIST_ASSERT(prefix.size() <= 1 || std::ssize(prefix) == shape.kv_heads);
   RowRead read(shape, code, plan, call, state, worker);
   for (const SuffixRows& rows : call.suffixes) {
     for (int i = 0; i < rows.n_rows; ++i) {
-      RowView view{.prefix = prefix, .suffix = rows.coded, .row = rows.row + i};
-      view.n_prefix = prefix == nullptr ? 0 : prefix->size();
-      view.n_suffix = rows.coded == nullptr ? 0 : rows.first_token + i + 1;
-      KVIST_ASSERT(view.n_tokens() > 0 && view.n_tokens() <= state.n_tokens);
-      view.first_value = std::min(plan.sinks, view.n_tokens());
-      view.last_value = std::max(view.first_value, view.n_tokens() - plan.recent);
-      read.run(view);
+      const int n_suffix = rows.coded == nullptr ? 0 : rows.first_token + i + 1;
+      read.run({.prefix = prefix, .suffix = rows.coded, .row = rows.row + i, .n_suffix = n_suffix});
     }
   }
 }

@@ -17,24 +17,30 @@ namespace kvist {
 
 struct AttendCall;
 
+// What a row sees of one head. Heads of a selected prefix hold different numbers of tokens.
+struct RowHead {
+  int n_tokens = 0;     // T
+  int first_value = 0;  // values [first_value, first_value + n_values) are allocated,
+  int n_values = 0;     // the others are dense
+  int item = 0;         // where its values begin among all of the row
+};
+
 // The schedules of one query row; views that die with the observer's call.
 struct RowSchedule {
   int layer = 0;
   int row = 0;
-  int n_tokens = 0;     // T, the tokens the row sees
-  int first_value = 0;  // values [first_value, first_value + n_values) are allocated,
-  int n_values = 0;     // the others are dense
+  std::span<const RowHead> heads;         // [kv_heads]
   std::span<const float> key_weights;     // [kv_heads][head_dim]
   std::span<const uint8_t> key_depths;    // [kv_heads][head_dim]
-  std::span<const float> value_weights;   // [kv_heads][n_values]
-  std::span<const uint8_t> value_depths;  // [kv_heads][n_values]
+  std::span<const float> value_weights;   // [sum n_values], one head after another
+  std::span<const uint8_t> value_depths;  // [sum n_values]
 };
 
 // What the rows of a call read. Written by one worker; sums over all rows since it was made.
 struct ReadTrace {
   int64_t rows = 0;
-  int64_t numbers = 0;     // keys and values there were, 2 G d T a row
-  int64_t key_bits = 0;    // payload read: T sum t^K
+  int64_t numbers = 0;     // keys and values there were, 2 d sum T a row, over heads
+  int64_t key_bits = 0;    // payload read: T sum t^K of every head
   int64_t value_bits = 0;  // d sum t^V; where tokens are paired, an odd tail counts twice
   int64_t key_budget = 0;  // the bits that the plan allowed
   int64_t value_budget = 0;
@@ -62,12 +68,21 @@ class ReadWorkspace {
   std::unique_ptr<State> state_;
 };
 
-// Attention of call.q over a coded prefix (null: none) and the coded suffixes of the call, each row
-// with schedules of its own. All workers make the call with the same arguments and go through its
-// stages together; equal bytes for any number of workers. Every layer has the shape and the code
-// of `code`, and was written with this plan.
-void read_coded(const CodedLayer* prefix, const KvShape& shape, const LayerCode& code,
+// Attention of call.q over a coded prefix and the coded suffixes of the call, each row with
+// schedules of its own. `prefix`: none, one layer, or behind a selector a layer of one head for
+// every KV head; the key budget is of each head then. All workers make the call with the same
+// arguments and go through its stages together; equal bytes for any number of workers. Every layer
+// has the code of `code`, and was written with this plan.
+void read_coded(std::span<const CodedLayer> prefix, const KvShape& shape, const LayerCode& code,
                 const ReadPlan& plan, const AttendCall& call, ReadWorkspace& workspace,
                 Worker worker) noexcept;
+
+// Over one layer, or none (null).
+inline void read_coded(const CodedLayer* prefix, const KvShape& shape, const LayerCode& code,
+                       const ReadPlan& plan, const AttendCall& call, ReadWorkspace& workspace,
+                       Worker worker) noexcept {
+  read_coded(std::span(prefix, prefix == nullptr ? 0 : 1), shape, code, plan, call, workspace,
+             worker);
+}
 
 }  // namespace kvist

@@ -116,19 +116,23 @@ void PlainPrefix::select(int layer, std::span<const std::vector<int32_t>> kept, 
   dense_[at].reset();
 }
 
-std::vector<DenseLayer> PlainPrefix::take_dense() {
-  std::vector<DenseLayer> layers;
-  for (auto& layer : dense_) {
-    KVIST_ASSERT(layer != nullptr);
-    layers.push_back(std::move(*layer));
-  }
-  dense_.clear();
-  runs_.clear();
-  return layers;
+void PlainPrefix::release(int layer) {
+  const size_t at = static_cast<size_t>(layer);
+  runs_[at].clear();
+  dense_[at].reset();
+  ragged_[at].reset();
 }
 
 const DenseLayer* PlainPrefix::dense(int layer) const {
   return dense_[static_cast<size_t>(layer)].get();
+}
+
+const RaggedLayer* PlainPrefix::ragged(int layer) const {
+  return ragged_[static_cast<size_t>(layer)].get();
+}
+
+const kernels::KvRun& PlainPrefix::run(int layer, int head) const {
+  return runs_[static_cast<size_t>(layer)][static_cast<size_t>(head)];
 }
 
 int PlainPrefix::longest_head() const {
@@ -161,7 +165,7 @@ std::vector<int32_t> PlainPrefix::kept(int layer, int head) const {
 
 void PlainPrefix::reconstruct(int layer, int head, std::vector<float>* k,
                               std::vector<float>* v) const {
-  const kernels::KvRun& run = runs_[static_cast<size_t>(layer)][static_cast<size_t>(head)];
+  const kernels::KvRun& run = this->run(layer, head);
   const size_t n = static_cast<size_t>(run.n_tokens) * static_cast<size_t>(run.head_dim);
   k->resize(n);
   v->resize(n);

@@ -33,7 +33,7 @@ class RaggedLayer {
 };
 
 // A whole prefix in which a layer is either ragged or still as prefill left it (every token, in
-// order).
+// order), or released to a prefix of another form.
 class PlainPrefix final : public PrefixCache {
  public:
   // Takes the layers; all hold n_tokens tokens.
@@ -43,9 +43,11 @@ class PlainPrefix final : public PrefixCache {
               ThreadPool* pool = nullptr);
   // Replaces layer `layer` by the kept entries and frees its dense form.
   void select(int layer, std::span<const std::vector<int32_t>> kept, ThreadPool* pool = nullptr);
-  const DenseLayer* dense(int layer) const;  // null once selected or released
-  // All layers, where none was selected, moved out; nothing is left.
-  std::vector<DenseLayer> take_dense();
+  const DenseLayer* dense(int layer) const;    // null once selected or released
+  const RaggedLayer* ragged(int layer) const;  // null until selected, and once released
+  const kernels::KvRun& run(int layer, int head) const;
+  // Frees a layer, which is not read through this prefix any more.
+  void release(int layer);
 
   const KvShape& shape() const override { return shape_; }
   int n_layers() const override { return static_cast<int>(runs_.size()); }
@@ -64,7 +66,7 @@ class PlainPrefix final : public PrefixCache {
   int n_tokens_;
   std::vector<std::unique_ptr<DenseLayer>> dense_;    // [layers], null where ragged
   std::vector<std::unique_ptr<RaggedLayer>> ragged_;  // [layers], null where dense
-  std::vector<std::vector<kernels::KvRun>> runs_;     // [layers][kv_heads]
+  std::vector<std::vector<kernels::KvRun>> runs_;     // [layers][kv_heads], empty once released
 };
 
 }  // namespace kvist

@@ -375,15 +375,10 @@ void Session::encode(const ReadPlan& plan, std::shared_ptr<const CodedModel> cod
   s.require_plain();
   const int n_layers = s.model.info().n_layers;
   check_fits(s.shape, n_layers, *code, plan);
-  for (int layer = 0; layer < n_layers; ++layer) {
-    if (s.plain->dense(layer) == nullptr)
-      throw Error(ErrorKind::invalid_argument, "the prefix is compressed already");
-    if (!is_protected(plan, layer, n_layers)) require_finite(*s.plain->dense(layer), layer, s.pool);
-  }
+  for (int layer = 0; layer < n_layers; ++layer)
+    if (!is_protected(plan, layer, n_layers)) require_finite(*s.plain, layer, s.pool);
   const auto start = Clock::now();
-  s.coded = std::make_unique<CodedPrefix>(s.shape, s.plain->take_dense(), s.n_prompt,
-                                          std::move(code), plan);
-  s.plain.reset();
+  s.coded = std::make_unique<CodedPrefix>(std::move(s.plain), std::move(code), plan);
   s.window = {};
   s.trace = {};
   for (int layer = 0; layer < n_layers; ++layer) {

@@ -82,10 +82,10 @@ class Session {
   void compress(Selector& selector, Explanation* explain = nullptr,
                 const std::function<void(const Progress&)>& on_progress = {});
 
-  // Codes the uncompressed prefix and all that questions append from now on as `plan` says; each
-  // layer's dense form is freed before the next is begun. Throws corrupt naming layer, head,
-  // position and value of a number that is not finite, and has changed nothing then. `code` was
-  // calibrated for this model (ReadCalibration::check_fits).
+  // Codes the prefix, or what compress() left of it, and all that questions append from now on as
+  // `plan` says; each layer's plain form is freed before the next is begun. Throws corrupt naming
+  // layer, head, position and value of a number that is not finite, and has changed nothing then.
+  // `code` was calibrated for this model (ReadCalibration::check_fits).
   void encode(const ReadPlan& plan, std::shared_ptr<const CodedModel> code,
               const std::function<void(const Progress&)>& on_progress = {});
   // A prefix of no tokens, for text that is compressed from its first token on: encode() it, open a
