@@ -428,7 +428,11 @@ class RowRead {
     trace.value_bits += made.spent * item_bits;
     trace.value_budget += made.budget * item_bits;
     trace.dense_bytes += (n_tokens_ - n_items_) * 4 * d();
-    for (int kv = 0; kv < shape_.kv_heads; ++kv) trace.lines += key_lines(kv) + value_lines(kv);
+    for (int kv = 0; kv < shape_.kv_heads; ++kv) {
+      const int64_t keys = key_lines(kv);
+      trace.key_lines += keys;
+      trace.lines += keys + value_lines(kv);
+    }
     if (!trace.observe) return;
     const size_t channels = static_cast<size_t>(shape_.kv_heads * d());
     const size_t n = static_cast<size_t>(n_items_);

@@ -46,6 +46,7 @@ struct ReadTrace {
   int64_t value_budget = 0;
   int64_t dense_bytes = 0;  // 16-bit rows of sinks and recent tokens
   int64_t lines = 0;        // of 64 bytes: key planes, value planes, open key blocks
+  int64_t key_lines = 0;    // of these, without the value planes
   std::function<void(const RowSchedule&)> observe;  // called for every row where set
 };
 
