@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: MIT
 // kvist apply: a method on plain arrays, without a model.
 #include <CLI/Option.hpp>
-#include <array>
 #include <cstdio>
-#include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <string>
@@ -12,8 +9,11 @@
 
 #include "kvist/cache/dense.h"
 #include "kvist/cache/ragged.h"
+#include "kvist/cli/apply_read.h"
 #include "kvist/cli/command.h"
 #include "kvist/cli/dump.h"
+#include "kvist/cli/staged.h"
+#include "kvist/cli/terminal.h"
 #include "kvist/core/error.h"
 #include "kvist/core/npy.h"
 #include "kvist/methods/spec.h"
@@ -21,10 +21,8 @@
 namespace kvist {
 namespace {
 
-namespace fs = std::filesystem;
-
 struct ApplyOptions {
-  std::string method, in, out;
+  std::string method, in, out, calibration;
 };
 
 // Everything that is written, in the order of the layers.
@@ -117,64 +115,8 @@ nlohmann::ordered_json ledger(const Dump& dump, const Spec& spec, const Result& 
           {"kept", kept}};
 }
 
-// Files are written under names of their own first; commit() gives them the final ones. What was
-// not committed is removed.
-class Staged {
- public:
-  explicit Staged(const std::string& folder) : folder_(folder) {
-    std::error_code failure;
-    created_ = fs::create_directories(folder_, failure);
-    if (failure || !fs::is_directory(folder_)) {
-      throw Error(ErrorKind::io, str(folder, ": cannot be made a folder: ",
-                                     failure ? failure.message() : "it is something else"));
-    }
-  }
-  ~Staged() {
-    std::error_code ignored;
-    for (const std::string& name : names_) fs::remove(temporary(name), ignored);
-    if (created_ && !committed_) fs::remove(folder_, ignored);
-  }
-  Staged(const Staged&) = delete;
-  Staged& operator=(const Staged&) = delete;
-
-  void array(const char* name, NpyType type, const std::vector<int64_t>& shape, const void* data) {
-    names_.emplace_back(name);
-    write_npy(temporary(name), type, shape, data);
-  }
-  void text(const char* name, const std::string& content) {
-    names_.emplace_back(name);
-    std::ofstream out(temporary(name), std::ios::binary);
-    out << content;
-    out.close();
-    if (!out) throw Error(ErrorKind::io, str(temporary(name), ": cannot be written"));
-  }
-  // `owned`: our own names, of which an older run may have left one that this run does not write.
-  void commit(std::span<const char* const> owned) {
-    std::error_code ignored;
-    for (const char* name : owned) fs::remove(folder_ / name, ignored);
-    for (const std::string& name : names_) {
-      std::error_code failure;
-      fs::rename(temporary(name), folder_ / name, failure);
-      if (failure)
-        throw Error(ErrorKind::io, str((folder_ / name).string(), ": ", failure.message()));
-    }
-    committed_ = true;
-  }
-
- private:
-  std::string temporary(const std::string& name) const {
-    return (folder_ / ("." + name + ".part")).string();
-  }
-
-  fs::path folder_;
-  std::vector<std::string> names_;
-  bool created_ = false, committed_ = false;
-};
-
 void write(const std::string& folder, const Dump& dump, const Result& result,
            const std::string& ledger_text) {
-  constexpr std::array kOwned = {"kept_count.npy", "kept.npy", "scores.npy", "counts.npy",
-                                 "ledger.json"};
   const int64_t layers = dump.n_layers(), heads = dump.kv_heads(), tokens = dump.tokens();
   Staged out(folder);
   out.array("kept_count.npy", NpyType::int32, {layers, heads}, result.kept_count.data());
@@ -185,11 +127,36 @@ void write(const std::string& folder, const Dump& dump, const Result& result,
   if (!result.counts.empty())
     out.array("counts.npy", NpyType::int32, {layers, heads, tokens}, result.counts.data());
   out.text("ledger.json", ledger_text);
-  out.commit(kOwned);
+  out.commit();
+}
+
+int code_and_read(const ApplyOptions& options, const Spec& spec, const Context& context) {
+  const nlohmann::ordered_json book =
+      apply_read(spec, {options.in, options.out, options.calibration}, *context.pool);
+  if (context.json) {
+    std::fputs((book.dump(2) + "\n").c_str(), stdout);
+    return kDone;
+  }
+  const nlohmann::ordered_json& reads = book["reads"];
+  std::fputs(
+      str(spec.text, ": ", book["rows"].size(), " rows read ",
+          fmt::format("{:.3f}", reads["rate"].get<double>()), " of ",
+          fmt::format("{:.3f}", reads["rate_budget"].get<double>()), " bits a number, ",
+          human_bytes(reads["logical_bytes"].get<uint64_t>()), " of payload in ",
+          human_bytes(reads["physical_bytes"].get<uint64_t>()), " of lines; ", options.out, "\n")
+          .c_str(),
+      stdout);
+  return kDone;
 }
 
 int apply(const ApplyOptions& options, const Context& context) {
   const Spec spec = parse_spec(options.method);
+  if (spec.reading()) return code_and_read(options, spec, context);
+  if (!options.calibration.empty()) {
+    throw Error(ErrorKind::invalid_argument,
+                str("--calibration is for methods that read, as readkv(read=2), not for ",
+                    spec.none() ? "none" : spec.text));
+  }
   const std::unique_ptr<Selector> selector = spec.make_selector();
   Dump dump(options.in, selector ? selector->needs() : Needs{});
   const Result result = work(dump, spec, selector.get(), *context.pool);
@@ -217,15 +184,25 @@ Action add(CLI::App& app) {
   app.add_option("--method", options->method, "method spec, as twinkv(ratio=0.5)")
       ->required()
       ->type_name("SPEC");
-  app.add_option("--in", options->in,
-                 "folder with k.npy, v.npy, q.npy or q_pre.npy [q_pos.npy, meta.json]")
+  app.add_option(
+         "--in", options->in,
+         "folder with k.npy, v.npy, q.npy (after RoPE) or q_pre.npy [q_pos.npy, meta.json]; "
+         "for readkv q is [heads, n, head_dim], queries that see the tokens 0 to q_pos, "
+         "without q_pos all")
       ->required()
       ->type_name("DIR");
   app.add_option(
          "--out", options->out,
-         "folder for kept_count, kept, scores, counts (.npy) and ledger.json, which are replaced")
+         "folder for kept_count, kept, scores, counts (for readkv codes_k, codes_v, depths_k, "
+         "depths_v, out; all .npy) and ledger.json, which are replaced")
       ->required()
       ->type_name("DIR");
+  app.add_option(
+         "--calibration", options->calibration,
+         "for readkv: a file of kvist calibrate of the arrays' shape; nothing tells whether "
+         "model and rope are those of the arrays. Without it mu_k, sigma_k, mu_v, sigma_v "
+         "[and m2q] .npy in --in, or readkv(calibration=prompt)")
+      ->type_name("FILE");
   return [options](const Context& context) { return apply(*options, context); };
 }
 

@@ -4,18 +4,13 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
-#include <CLI/Config.hpp>
-#include <CLI/Error.hpp>
-#include <CLI/Formatter.hpp>
-#include <CLI/Option.hpp>
-#include <CLI/Validators.hpp>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <numeric>
 
-#include "kvist/cli/command.h"
+#include "kvist/cli/test_command.h"
 #include "kvist/core/error.h"
 #include "kvist/core/npy.h"
 #include "kvist/methods/spec.h"
@@ -30,29 +25,6 @@ namespace {
 namespace fs = std::filesystem;
 using Shape = std::vector<int64_t>;
 using Ints = std::vector<int32_t>;
-
-// Runs a command; returns its exit code and what it printed.
-int run_command(const Command& command, std::vector<std::string> args, std::string* out = nullptr,
-                bool json = false) {
-  CLI::App app("test");
-  const Action action = command.add(app);
-  std::reverse(args.begin(), args.end());
-  app.parse(args);
-  ThreadPool pool(2);
-  testing::internal::CaptureStdout();
-  int code = -1;
-  try {
-    code = action({2, json, &pool});
-  } catch (...) {
-    std::fflush(stdout);
-    EXPECT_EQ(testing::internal::GetCapturedStdout(), "");
-    throw;
-  }
-  std::fflush(stdout);
-  const std::string text = testing::internal::GetCapturedStdout();
-  if (out != nullptr) *out = text;
-  return code;
-}
 
 class Apply : public testing::Test {
  protected:
@@ -314,6 +286,15 @@ TEST_F(Apply, MetaIsChecked) {
       {R"({"layers": [4, 9], "n_layers": 9})", "n_layers = 9; expected an integer above layer 9"},
       {R"({"n_layers": "thirty"})", "n_layers"},
       {R"({"n_layers": 1e30})", "n_layers"},
+      {R"({"rope": 1e5})", "no object"},
+      {R"({"rope": {"theta": -1, "pairs": "half", "dims": 8}})", "rope.theta = -1"},
+      {R"({"rope": {"theta": "1e5", "pairs": "half", "dims": 8}})", "rope.theta = \"1e5\""},
+      {R"({"rope": {"theta": 1e5, "pairs": "both", "dims": 8}})", "rope.pairs = \"both\""},
+      {R"({"rope": {"theta": 1e5, "pairs": 2, "dims": 8}})", "rope.pairs = 2"},
+      {R"({"rope": {"theta": 1e5, "pairs": "half", "dims": 7}})", "rope.dims = 7"},
+      {R"({"rope": {"theta": 1e5, "pairs": "half", "dims": 10}})",
+       "rope.dims = 10; expected an even number of channels, 2 to 8"},
+      {R"({"rope": {"theta": 1e5, "pairs": "half", "dims": -2}})", "rope.dims = -2"},
   };
   for (const auto& [content, part] : cases) {
     text("meta.json", content);
@@ -399,6 +380,9 @@ TEST_F(Apply, AMethodThatReadsTwiceNeedsAModel) {
 TEST_F(Apply, BadSpecsAndFoldersLeaveNothing) {
   EXPECT_HAS(refusal("twinkv(ratoi=1)"), "did you mean 'ratio'?");
   EXPECT_HAS(refusal("twinkv(ratio=0.999)"), "leave none");
+  EXPECT_THROW(run_command(apply_command, {"--method", "none", "--in", in().string(), "--out",
+                                           out().string(), "--calibration", "c.readkv"}),
+               Error);
   std::ofstream(root_ / "file") << "x";
   EXPECT_THROW(run_command(apply_command, {"--method", "none", "--in", in().string(), "--out",
                                            (root_ / "file").string()}),

@@ -18,11 +18,6 @@ constexpr int64_t kMostTokens = int64_t{1} << 28;
 constexpr int64_t kMostSmall = 1 << 16;  // layers, heads, channels
 constexpr uintmax_t kMostMeta = 1 << 20;
 
-[[noreturn]] void refuse(const std::string& file, const std::string& found,
-                         const std::string& expected) {
-  throw Error(ErrorKind::corrupt, str(file, ": found ", found, "; expected ", expected));
-}
-
 std::unique_ptr<NpyFile> open(const std::string& folder, const char* file, NpyType type) {
   return std::make_unique<NpyFile>((std::filesystem::path(folder) / file).string(), type);
 }
@@ -36,34 +31,39 @@ std::vector<int64_t> with_layers(const NpyFile& file, bool has_layer_axis) {
 
 int checked(const NpyFile& file, const char* axis, int64_t found, int64_t most) {
   if (found < 1 || found > most)
-    refuse(file.path(), str(axis, " = ", found, " in shape ", shape_text(file.shape())),
-           str("1 to ", most));
+    refuse_array(file.path(), str(axis, " = ", found, " in shape ", shape_text(file.shape())),
+                 str("1 to ", most));
   return static_cast<int>(found);
-}
-
-void check_all_finite(const NpyFile& file, int layer, const char* axes, const Buffer<float>& data,
-                      int64_t heads, int64_t head_dim) {
-  for (size_t i = 0; i < data.size(); ++i) {
-    if (data[i] - data[i] == 0.0f) continue;
-    const auto at = static_cast<int64_t>(i);
-    refuse(file.path(),
-           str(data[i], " at ", axes, " = [", layer, ", ", at / head_dim / heads, ", ",
-               at / head_dim % heads, ", ", at % head_dim, "]"),
-           "finite numbers");
-  }
 }
 
 }  // namespace
 
-Dump::Dump(const std::string& folder, const Needs& needs) : pre_rope_(needs.pre_rope) {
+void refuse_array(const std::string& file, const std::string& found, const std::string& expected) {
+  throw Error(ErrorKind::corrupt, str(file, ": found ", found, "; expected ", expected));
+}
+
+void require_finite_layer(const NpyFile& file, int layer, const char* axes,
+                          const Buffer<float>& data, int64_t rows, int64_t columns) {
+  for (size_t i = 0; i < data.size(); ++i) {
+    if (data[i] - data[i] == 0.0f) continue;
+    const auto at = static_cast<int64_t>(i);
+    refuse_array(file.path(),
+                 str(data[i], " at ", axes, " = [", layer, ", ", at / columns / rows, ", ",
+                     at / columns % rows, ", ", at % columns, "]"),
+                 "finite numbers");
+  }
+}
+
+Dump::Dump(const std::string& folder, const Needs& needs)
+    : folder_(folder), pre_rope_(needs.pre_rope) {
   if (!std::filesystem::is_directory(folder))
     throw Error(ErrorKind::not_found, str(folder, ": not a folder"));
   k_ = open(folder, "k.npy", NpyType::float32);
   v_ = open(folder, "v.npy", NpyType::float32);
   const size_t rank = k_->shape().size();
   if (rank != 3 && rank != 4) {
-    refuse(k_->path(), str("rank ", rank, ", shape ", shape_text(k_->shape())),
-           "[layers, tokens, kv_heads, head_dim], or the same without layers");
+    refuse_array(k_->path(), str("rank ", rank, ", shape ", shape_text(k_->shape())),
+                 "[layers, tokens, kv_heads, head_dim], or the same without layers");
   }
   has_layer_axis_ = rank == 4;
   const std::vector<int64_t> shape = with_layers(*k_, has_layer_axis_);
@@ -72,15 +72,16 @@ Dump::Dump(const std::string& folder, const Needs& needs) : pre_rope_(needs.pre_
   kv_heads_ = heads_ = checked(*k_, "kv_heads", shape[2], kMostSmall);
   head_dim_ = checked(*k_, "head_dim", shape[3], kMostSmall);
   if (v_->shape() != k_->shape()) {
-    refuse(v_->path(), str("shape ", shape_text(v_->shape())),
-           str("that of k.npy, ", shape_text(k_->shape())));
+    refuse_array(v_->path(), str("shape ", shape_text(v_->shape())),
+                 str("that of k.npy, ", shape_text(k_->shape())));
   }
   read_meta(folder, shape[0]);
   window_ = needs.every_query ? tokens_ : std::min(needs.window_queries, tokens_);
   if (window_ > 0) open_queries(folder, pre_rope_ ? "q_pre.npy" : "q.npy");
   if (pre_rope_ && !rope_) {
-    refuse((std::filesystem::path(folder) / "meta.json").string(), "no rope",
-           R"({"rope": {"theta": ...}} or {"rope": {"inv_freq": [...]}}, which the method needs)");
+    refuse_array(
+        (std::filesystem::path(folder) / "meta.json").string(), "no rope",
+        R"({"rope": {"theta": ...}} or {"rope": {"inv_freq": [...]}}, which the method needs)");
   }
 }
 
@@ -90,11 +91,11 @@ void Dump::open_queries(const std::string& folder, const char* name) {
       str(has_layer_axis_ ? str("[", n_layers(), ", rows, heads, ") : "[rows, heads, ", head_dim_,
           "], heads a multiple of ", kv_heads_);
   if (q_->shape().size() != k_->shape().size())
-    refuse(q_->path(), str("shape ", shape_text(q_->shape())), expected);
+    refuse_array(q_->path(), str("shape ", shape_text(q_->shape())), expected);
   const std::vector<int64_t> shape = with_layers(*q_, has_layer_axis_);
   if (shape[0] != n_layers() || shape[3] != head_dim_ || shape[2] < 1 || shape[2] > kMostSmall ||
       shape[2] % kv_heads_ != 0) {
-    refuse(q_->path(), str("shape ", shape_text(q_->shape())), expected);
+    refuse_array(q_->path(), str("shape ", shape_text(q_->shape())), expected);
   }
   heads_ = static_cast<int>(shape[2]);
   q_rows_ = shape[1];
@@ -109,29 +110,29 @@ void Dump::open_queries(const std::string& folder, const char* name) {
   if (std::filesystem::exists(q_pos)) {
     NpyFile file(q_pos.string(), NpyType::int32);
     if (file.shape() != std::vector<int64_t>{q_rows_}) {
-      refuse(file.path(), str("shape ", shape_text(file.shape())),
-             str("[", q_rows_, "], one position for each row of ", name));
+      refuse_array(file.path(), str("shape ", shape_text(file.shape())),
+                   str("[", q_rows_, "], one position for each row of ", name));
     }
     const Buffer<int32_t> positions = file.read_all<int32_t>();
     for (int64_t row = 0; row < q_rows_; ++row) {
       const int32_t position = positions[static_cast<size_t>(row)];
       if (position < 0 || position >= tokens_)
-        refuse(file.path(), str("position ", position, " at [", row, "]"),
-               str("0 to ", tokens_ - 1));
+        refuse_array(file.path(), str("position ", position, " at [", row, "]"),
+                     str("0 to ", tokens_ - 1));
       if (!place(position, row))
-        refuse(file.path(), str("position ", position, " twice"), "each position once");
+        refuse_array(file.path(), str("position ", position, " twice"), "each position once");
     }
   } else {
     if (q_rows_ > tokens_)
-      refuse(q_->path(), str(q_rows_, " rows"),
-             str("at most the ", tokens_, " positions of k.npy"));
+      refuse_array(q_->path(), str(q_rows_, " rows"),
+                   str("at most the ", tokens_, " positions of k.npy"));
     for (int64_t row = 0; row < q_rows_; ++row) place(tokens_ - q_rows_ + row, row);
   }
   const auto missing = std::count(row_of.begin(), row_of.end(), -1);
   if (missing > 0) {
-    refuse(q_->path(),
-           str("queries of ", window_ - missing, " of the last ", window_, " positions"),
-           str("all ", window_, ": the method needs them"));
+    refuse_array(q_->path(),
+                 str("queries of ", window_ - missing, " of the last ", window_, " positions"),
+                 str("all ", window_, ": the method needs them"));
   }
   rows_ = std::move(row_of);
 }
@@ -142,12 +143,12 @@ void Dump::read_meta(const std::string& folder, int64_t array_layers) {
   const std::string path = (std::filesystem::path(folder) / "meta.json").string();
   if (!std::filesystem::exists(path)) return;
   if (!std::filesystem::is_regular_file(path) || std::filesystem::file_size(path) > kMostMeta) {
-    refuse(path, "something else", "a JSON file of at most 1 MiB");
+    refuse_array(path, "something else", "a JSON file of at most 1 MiB");
   }
   std::ifstream file(path);
   const auto meta = nlohmann::json::parse(file, nullptr, false);
   if (!meta.is_object())
-    refuse(path, "no JSON object", R"({"layers": [...], "n_layers": ..., "rope": {...}})");
+    refuse_array(path, "no JSON object", R"({"layers": [...], "n_layers": ..., "rope": {...}})");
   if (meta.contains("layers")) {
     const auto& layers = meta["layers"];
     const bool fits = layers.is_array() && static_cast<int64_t>(layers.size()) == array_layers &&
@@ -156,13 +157,13 @@ void Dump::read_meta(const std::string& folder, int64_t array_layers) {
                                l.template get<uint64_t>() < static_cast<uint64_t>(kMostSmall);
                       });
     if (!fits)
-      refuse(path, str("layers = ", layers.dump().substr(0, 80)),
-             str("the model layers of the ", array_layers, " layers of k.npy, ascending"));
+      refuse_array(path, str("layers = ", layers.dump().substr(0, 80)),
+                   str("the model layers of the ", array_layers, " layers of k.npy, ascending"));
     model_layers_ = layers.get<std::vector<int>>();
     if (std::adjacent_find(model_layers_.begin(), model_layers_.end(), std::greater_equal<>()) !=
         model_layers_.end()) {
-      refuse(path, str("layers = ", layers.dump().substr(0, 80)),
-             "model layers in ascending order");
+      refuse_array(path, str("layers = ", layers.dump().substr(0, 80)),
+                   "model layers in ascending order");
     }
     n_model_layers_ = model_layers_.back() + 1;
   }
@@ -170,8 +171,8 @@ void Dump::read_meta(const std::string& folder, int64_t array_layers) {
     const auto& n = meta["n_layers"];
     if (!n.is_number_unsigned() || n.get<uint64_t>() > static_cast<uint64_t>(kMostSmall) ||
         n.get<int>() <= model_layers_.back()) {
-      refuse(path, str("n_layers = ", n.dump().substr(0, 80)),
-             str("an integer above layer ", model_layers_.back()));
+      refuse_array(path, str("n_layers = ", n.dump().substr(0, 80)),
+                   str("an integer above layer ", model_layers_.back()));
     }
     n_model_layers_ = n.get<int>();
   }
@@ -180,13 +181,14 @@ void Dump::read_meta(const std::string& folder, int64_t array_layers) {
 
 void Dump::read_rope(const std::string& path, const nlohmann::json& rope) {
   const auto wrong = [&](const char* key, const std::string& expected) {
-    refuse(path, str("rope.", key, " = ", rope.contains(key) ? rope[key].dump().substr(0, 80) : ""),
-           expected);
+    refuse_array(path,
+                 str("rope.", key, " = ", rope.contains(key) ? rope[key].dump().substr(0, 80) : ""),
+                 expected);
   };
   const auto positive = [](const nlohmann::json& x) {
     return x.is_number() && x.get<double>() > 0 && std::isfinite(x.get<double>());
   };
-  if (!rope.is_object()) refuse(path, "rope that is no object", R"({"theta": ...})");
+  if (!rope.is_object()) refuse_array(path, "rope that is no object", R"({"theta": ...})");
   const nlohmann::json dims = rope.value("dims", nlohmann::json(static_cast<unsigned>(head_dim_)));
   if (!dims.is_number_unsigned() || dims.get<uint64_t>() > static_cast<uint64_t>(head_dim_) ||
       dims.get<int>() % 2 != 0 || dims.get<int>() == 0)
@@ -223,8 +225,8 @@ Dump::Layer Dump::load(int layer, bool check_finite, ThreadPool& pool) {
   k_->read(layer * size, out.k.span());
   v_->read(layer * size, out.v.span());
   if (check_finite) {
-    check_all_finite(*k_, layer, "[layer, token, head, channel]", out.k, kv_heads_, head_dim_);
-    check_all_finite(*v_, layer, "[layer, token, head, channel]", out.v, kv_heads_, head_dim_);
+    require_finite_layer(*k_, layer, "[layer, token, head, channel]", out.k, kv_heads_, head_dim_);
+    require_finite_layer(*v_, layer, "[layer, token, head, channel]", out.v, kv_heads_, head_dim_);
   }
   LayerInput& in = out.input;
   if (q_) {
@@ -232,7 +234,7 @@ Dump::Layer Dump::load(int layer, bool check_finite, ThreadPool& pool) {
     if (check_finite) {
       Buffer<float> all(static_cast<size_t>(q_rows_ * q_row));
       q_->read(layer * q_rows_ * q_row, all.span());
-      check_all_finite(*q_, layer, "[layer, row, head, channel]", all, heads_, head_dim_);
+      require_finite_layer(*q_, layer, "[layer, row, head, channel]", all, heads_, head_dim_);
     }
     out.q = Buffer<float>(static_cast<size_t>(window_ * q_row));
     for (int64_t t = 0; t < window_; ++t) {

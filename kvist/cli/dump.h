@@ -16,6 +16,13 @@
 
 namespace kvist {
 
+// Throws corrupt: "FILE: found FOUND; expected EXPECTED".
+[[noreturn]] void refuse_array(const std::string& file, const std::string& found,
+                               const std::string& expected);
+// Refuses layer `layer` of `file`, data [n][rows][columns], at the first number that is not finite.
+void require_finite_layer(const NpyFile& file, int layer, const char* axes,
+                          const Buffer<float>& data, int64_t rows, int64_t columns);
+
 // k.npy, v.npy [layers, tokens, kv_heads, head_dim], q.npy [layers, rows, heads, head_dim],
 // float32; the layer axis may be absent in all of them. q_pre.npy, in place of q.npy where a method
 // asks for it: the queries before RoPE. q_pos.npy int32 [rows] says which positions the rows of q
@@ -28,7 +35,10 @@ class Dump {
   // and expected.
   Dump(const std::string& folder, const Needs& needs);
 
+  const std::string& folder() const { return folder_; }
+  bool has_layer_axis() const { return has_layer_axis_; }
   int n_layers() const { return static_cast<int>(model_layers_.size()); }  // in the arrays
+  int n_model_layers() const { return n_model_layers_; }
   const std::vector<int>& model_layers() const { return model_layers_; }
   int tokens() const { return tokens_; }
   int kv_heads() const { return kv_heads_; }
@@ -49,6 +59,7 @@ class Dump {
   void read_meta(const std::string& folder, int64_t array_layers);
   void read_rope(const std::string& path, const nlohmann::json& rope);
 
+  std::string folder_;
   std::unique_ptr<NpyFile> k_, v_, q_;
   bool has_layer_axis_ = false;
   int tokens_ = 0, kv_heads_ = 0, head_dim_ = 0, heads_ = 0;

@@ -162,9 +162,11 @@ RowReading read_row(const CodedLayer& layer, const ReadPlan& plan, const float* 
   row.value_depths.assign(static_cast<size_t>(shape.kv_heads * n_tokens), kExactDepth);
   row.trace.observe = [&](const RowSchedule& seen) {
     row.key_depths.assign(seen.key_depths.begin(), seen.key_depths.end());
-    for (int g = 0; g < shape.kv_heads; ++g)
-      std::copy_n(seen.value_depths.begin() + g * seen.n_values, seen.n_values,
-                  row.value_depths.begin() + g * n_tokens + seen.first_value);
+    for (int g = 0; g < shape.kv_heads; ++g) {
+      const RowHead& head = seen.heads[static_cast<size_t>(g)];
+      std::copy_n(seen.value_depths.begin() + head.item, head.n_values,
+                  row.value_depths.begin() + g * n_tokens + head.first_value);
+    }
   };
   const SuffixRows rows{.row = 0, .n_rows = 1, .first_token = n_tokens - 1, .coded = &layer};
   const AttendCall call{.q = q,
