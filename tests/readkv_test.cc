@@ -125,6 +125,82 @@ TEST_F(ReadKv, TheSameQuestionFirstAndLast) {
   EXPECT_EQ(ask(600), first);
 }
 
+// What a question sees of a passkey document after `text`.
+struct Asked {
+  bool right = false;
+  std::vector<float> first;  // logits of the first answer token
+  Bytes bytes;
+  ReadTrace reads;
+};
+Asked ask(Model& model, ThreadPool& pool, const Tokenizer& tokenizer, const testing::Passkey& row,
+          const std::string& text, std::shared_ptr<const CodedModel> code) {
+  const Spec spec = parse_spec(text);
+  Session session(model, pool, {});
+  const auto selector = spec.make_selector();
+  session.prefill(testing::context_ids(tokenizer, row.context),
+                  selector ? selector->needs() : Selector::Needs{});
+  if (selector) session.compress(*selector);
+  if (spec.reading()) session.encode(spec.reading()->plan, std::move(code));
+  Asked asked;
+  asked.bytes = session.prefix().bytes();
+  const int sequence = session.open();
+  asked.first = session.extend(sequence, testing::question_ids(tokenizer, row));
+  std::vector<float> logits = asked.first;
+  std::vector<int32_t> answer;
+  for (int i = 0; i < 10 && !tokenizer.is_end(argmax(logits)); ++i) {
+    answer.push_back(argmax(logits));
+    session.decode({&sequence, 1}, {&answer.back(), 1}, &logits);
+  }
+  asked.right = tokenizer.decode(answer).find(row.key) != std::string::npos;
+  asked.reads = session.read_trace();
+  return asked;
+}
+
+TEST_F(ReadKv, BehindTwinKvHalfIsStoredAndThePasskeyIsFound) {
+  const testing::Passkey row = testing::make_passkey(181, 0.4, 103);  // about 960 tokens
+  const auto measured = [&](const std::string& text) {
+    return ask(*model_, pool_, *tokenizer_, row, text, codes_[0]);
+  };
+  const Asked none = measured("none"), alone = measured("readkv(read=4)");
+  const Asked both = measured("twinkv(ratio=0.5)+readkv(read=4)");
+  const Asked random = measured("random(ratio=0.5)+readkv(read=4)");
+  EXPECT_TRUE(none.right);
+  EXPECT_TRUE(both.right);
+  const double kl = testing::kl(none.first, both.first);
+  std::printf("KL %.3f, readkv alone %.3f, behind random %.3f\n", kl,
+              testing::kl(none.first, alone.first), testing::kl(none.first, random.first));
+  EXPECT_LT(kl, 0.5);
+  EXPECT_LT(kl, testing::kl(none.first, random.first));
+
+  // Half of the tokens, up to the rounding of one budget a layer and head.
+  const ModelInfo& info = model_->info();
+  const auto heads = static_cast<uint64_t>(info.n_layers * info.kv_heads);
+  const auto entry = static_cast<uint64_t>(2 * info.head_dim);  // bytes at 8 bits
+  EXPECT_NEAR(static_cast<double>(2 * both.bytes.payload), static_cast<double>(alone.bytes.payload),
+              static_cast<double>(2 * entry * heads));
+  EXPECT_EQ(both.bytes.metadata, 4 * (both.bytes.payload / entry + heads));  // their positions
+  EXPECT_EQ(both.bytes.shared, alone.bytes.shared);
+  // And four bits of each of them are read.
+  const double bits = static_cast<double>(both.reads.key_bits + both.reads.value_bits);
+  EXPECT_LE(both.reads.key_bits, both.reads.key_budget);
+  EXPECT_LE(both.reads.value_bits, both.reads.value_budget);
+  EXPECT_NEAR(bits / static_cast<double>(both.reads.numbers), 4, 0.02);
+}
+
+TEST_F(ReadKv, BehindASelectorThatKeepsAllNothingChanges) {
+  const auto logits = [&](const std::string& text) {
+    const Spec spec = parse_spec(text);
+    Session session(*model_, pool_, {});
+    const auto selector = spec.make_selector();
+    session.prefill(std::span(ids_).first(600), selector ? selector->needs() : Selector::Needs{});
+    if (selector) session.compress(*selector);
+    session.encode(spec.reading()->plan, code(spec));
+    return session.extend(session.open(), std::span(ids_).subspan(600, 40));
+  };
+  EXPECT_EQ(logits("twinkv(ratio=0)+readkv(read=3,budget=per_head)"),
+            logits("readkv(read=3,budget=per_head)"));
+}
+
 TEST_F(ReadKv, RefusesWhatDoesNotFit) {
   ReadSource other = source_;
   other.model = "0123456789abcdef";

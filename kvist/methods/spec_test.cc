@@ -47,6 +47,7 @@ TEST(Spec, CanonicalTextNamesGivenOptionsInTableOrder) {
       {"twinkv(ratio=70%)", "twinkv(ratio=0.7)"},
       {"twinkv(ratio=2/6)", "twinkv(ratio=1/3)"},
       {"twinkv(keep=25%)", "twinkv(keep=0.25)"},
+      {"twinkv(ratio=50%) + readkv( read=2,store=8 )", "twinkv(ratio=0.5)+readkv(store=8,read=2)"},
       {"twinkv( ell = 016 ,\tsinks=2,ratio=0.50 )", "twinkv(ratio=0.5,sinks=2,ell=16)"},
       {"twinkv(counts=permuted:011,replace=none)", "twinkv(counts=permuted:11,replace=none)"},
       {"twinkv(pool_sees_protected=false)", "twinkv(pool_sees_protected=false)"},
@@ -83,6 +84,8 @@ TEST(Spec, ErrorsPointAtTheColumnAndSayWhatWasExpected) {
   EXPECT_REFUSED("twinkv+", 8, "expected a method name");
   EXPECT_REFUSED("none()", 5, "expected nothing after 'none'");
   EXPECT_REFUSED("twinkv+none", 8, "not combined");
+  EXPECT_REFUSED("readkv+twinkv", 8, "twinkv comes first: twinkv+readkv");
+  EXPECT_REFUSED("readkv+readkv", 8, "both decide how numbers are coded");
 }
 
 TEST(Spec, UnknownNamesGetTheNearest) {

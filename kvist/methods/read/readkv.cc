@@ -87,7 +87,8 @@ constexpr OptionSpec kOptions[] = {
      .kind = Kind::choice,
      .fallback = "pooled",
      .unit = "",
-     .help = "bits are shared among a layer's heads, or each has its own",
+     .help = "bits are shared among a layer's heads, or each has its own; keys behind a selector "
+             "always do",
      .choices = "pooled|per_head"},
     {.name = "min_depth",
      .kind = Kind::integer,
