@@ -27,7 +27,8 @@ class TileScope {
   const KeepAmxState before_;
 };
 
-// gcc's tile intrinsics do not say that they read and write memory: after this all of it is settled.
+// gcc's tile intrinsics do not say that they read and write memory: after this all of it is
+// settled.
 inline void settle_memory(const void* p) { __asm__ volatile("" : : "r"(p) : "memory"); }
 
 }  // namespace kvist::kernels::internal

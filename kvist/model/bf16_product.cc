@@ -3,8 +3,8 @@
 // a tenth of the speed.
 #include "kvist/model/bf16_product.h"
 
-#include "kvist/core/error.h"
 #include "kvist/core/amx_state.h"
+#include "kvist/core/error.h"
 
 #ifdef KVIST_DNNL
 

@@ -216,7 +216,8 @@ void Session::Impl::show_repetition(const Repeat& r, const LayerStores& stores,
                                     const QueryWindow& step, std::span<Observer* const> observers) {
   for (int layer = 0; layer < model.info().n_layers; ++layer) {
     const DenseLayer& document = *plain->dense(layer);
-    const DenseRows keys(document, true), values(document, false), again(stores[layer].dense(), true);
+    const DenseRows keys(document, true), values(document, false),
+        again(stores[layer].dense(), true);
     const LayerInput input = layer_input(layer, n_prompt, keys, values);
     const Repetition repetition{r.begin, r.end, step.first_position() - n_prompt, step.rows(layer),
                                 &again};
