@@ -178,6 +178,16 @@ void prefill(Loaded& loaded, Selector* selector, Timings* timings) {
   prefill(loaded, selectors, &timings->prefill_ms, {&timings->construct_ms, selectors.size()});
 }
 
+void prefill(Loaded& loaded, Needs needs, Timings* timings) {
+  ProgressBar bar("reading", false);
+  const auto begin = Clock::now();
+  loaded.session->prefill(
+      loaded.ids, Watch(needs),
+      [&](const Progress& p) { bar.update(p.done, p.total, p.seconds, "tokens"); },
+      &watch_interrupt());
+  timings->prefill_ms = ms_since(begin);
+}
+
 double repeat_document(Loaded& loaded, Selector& selector) {
   const int chunk = selector.needs().repeat_chunk;
   if (chunk == 0) return 0;
@@ -191,6 +201,13 @@ double repeat_document(Loaded& loaded, Selector& selector) {
   return ms_since(begin);
 }
 
+void calibrate(Loaded& loaded) {
+  if (!loaded.reading || loaded.code) return;
+  loaded.code = std::make_shared<CodedModel>(calibrate_on_prefix(
+      *loaded.session, read_source(loaded.model->info()), loaded.reading->basis));
+  std::fprintf(stderr, "note: calibrated on the prompt itself, not on held-out text\n");
+}
+
 void compress(Loaded& loaded, Selector* selector, Session::Explanation* explain, Timings* timings) {
   if (selector == nullptr && !loaded.reading) return;
   if (selector != nullptr) timings->construct_ms += repeat_document(loaded, *selector);
@@ -201,17 +218,11 @@ void compress(Loaded& loaded, Selector* selector, Session::Explanation* explain,
       bar.update(p.done, p.total, p.seconds, "layers");
     };
     Session& session = *loaded.session;
-    if (loaded.reading && !loaded.code) {
-      loaded.code = std::make_shared<CodedModel>(
-          calibrate_on_prefix(session, read_source(loaded.model->info()), loaded.reading->basis));
-    }
+    calibrate(loaded);
     if (selector != nullptr) session.compress(*selector, explain, on_progress);
     if (loaded.reading) session.encode(loaded.reading->plan, loaded.code, on_progress);
   }
   timings->construct_ms += ms_since(begin);
-  if (loaded.reading && loaded.reading->calibrate_on_prompt) {
-    std::fprintf(stderr, "note: calibrated on the prompt itself, not on held-out text\n");
-  }
 }
 
 }  // namespace kvist

@@ -70,8 +70,12 @@ void prefill(Loaded& loaded, std::span<Selector* const> selectors, double* prefi
              std::span<double> construct_ms);
 // The same for one selector, or none where it is null.
 void prefill(Loaded& loaded, Selector* selector, Timings* timings);
+// Nobody watches; what `needs` says is recorded for later.
+void prefill(Loaded& loaded, Needs needs, Timings* timings);
 // Repeats the document where the selector needs it; returns milliseconds.
 double repeat_document(Loaded& loaded, Selector& selector);
+// The calibration of a spec that codes, from the prefilled prompt where it asks for that.
+void calibrate(Loaded& loaded);
 // Applies the selector, if there is one, then codes what it left, if the spec says so.
 void compress(Loaded& loaded, Selector* selector, Session::Explanation* explain, Timings* timings);
 

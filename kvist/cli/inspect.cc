@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// kvist inspect: what a method left of a document, per layer and head, word by word, and as a
-// picture.
+// kvist inspect: what a method left of a document, or what one query reads of it, per layer and
+// head, word by word, and as a picture.
 #include <CLI/Option.hpp>
 #include <algorithm>
 #include <array>
@@ -14,7 +14,9 @@
 #include <vector>
 
 #include "kvist/cli/command.h"
+#include "kvist/cli/document.h"
 #include "kvist/cli/inputs.h"
+#include "kvist/cli/inspect_read.h"
 #include "kvist/cli/interrupt.h"
 #include "kvist/cli/report.h"
 #include "kvist/cli/survival.h"
@@ -28,7 +30,7 @@ namespace {
 
 struct InspectOptions {
   Inputs inputs;
-  std::vector<std::string> pictures;
+  ReadInspection read;  // its pictures are those of any method
 };
 
 constexpr int kWideHeads = 4;  // up to so many heads have columns of their own
@@ -176,12 +178,30 @@ nlohmann::json survival_json(const Loaded& loaded, const Context& context, const
   return out;
 }
 
+// Whether one query's reading is shown, not which entries are left.
+bool shows_reading(const InspectOptions& options) {
+  const Spec spec = parse_spec(options.inputs.method);
+  const bool reads = spec.reading() && spec.make_selector() == nullptr;
+  const char* flag = options.read.certificate         ? "--certificate"
+                     : !options.read.question.empty() ? "--question"
+                                                      : nullptr;
+  if (!reads && flag != nullptr) {
+    throw Error(ErrorKind::invalid_argument,
+                str(flag, " is for methods that only read, as readkv(read=2), not for ",
+                    spec.none() ? "none" : spec.text));
+  }
+  require_utf8(options.read.question, "--question");
+  return reads;
+}
+
 int inspect(const InspectOptions& options, const Context& context) {
-  for (const std::string& path : options.pictures) {  // before minutes of work, not after
+  const bool reading = shows_reading(options);
+  for (const std::string& path : options.read.pictures) {  // before minutes of work, not after
     if (!std::ofstream(path, std::ios::app))
       throw Error(ErrorKind::io, str(path, ": cannot write the picture there"));
   }
   Loaded loaded = load(options.inputs, context);
+  if (reading) return inspect_reading(options.read, loaded, context);
   const auto selector = loaded.spec.make_selector();
   Timings timings;
   Session::Explanation explanation;
@@ -199,23 +219,32 @@ int inspect(const InspectOptions& options, const Context& context) {
     std::fputs(table.text().c_str(), stdout);
     if (has_colour(1)) std::fputs(shaded_document(survival).c_str(), stdout);
   }
-  for (const std::string& path : options.pictures) write_picture(path, survival, text);
+  for (const std::string& path : options.read.pictures) write_picture(path, survival, text);
   return kDone;
 }
 
 Action add(CLI::App& app) {
   auto options = std::make_shared<InspectOptions>();
   add_inputs(app, &options->inputs);
-  app.add_option("--svg", options->pictures,
+  app.add_option("--svg", options->read.pictures,
                  "write the picture; .html adds the document, word by word")
       ->type_name("FILE")
       ->allow_extra_args(false);
+  app.add_option("-q,--question", options->read.question,
+                 "for readkv: asked of the document, and its last token is the query whose reading "
+                 "is shown; without it, the last token of the document is")
+      ->type_name("TEXT");
+  app.add_flag("--certificate", options->read.certificate,
+               "for readkv: per layer the certified bound on |o - o_hat|^2 of that query, and the "
+               "true error. Prompt and query run uncompressed, then each layer is coded and read "
+               "by itself, so that errors do not add up from layer to layer; exit code 3 where a "
+               "bound does not hold");
   return [options](const Context& context) { return inspect(*options, context); };
 }
 
 }  // namespace
 
-extern constinit const Command inspect_command = {"inspect",
-                                                  "show what a method leaves of a document", add};
+extern constinit const Command inspect_command = {
+    "inspect", "show what a method leaves of a document, or one query reads", add};
 
 }  // namespace kvist

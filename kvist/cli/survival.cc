@@ -48,12 +48,12 @@ double Survival::share() const {
   return kept.empty() ? 0 : sum / n_layers();
 }
 
-std::vector<Word> words_of(const Survival& survival) {
-  const std::vector<double> share = survival.share_by_position();
+std::vector<Word> words_of(const std::vector<std::string>& pieces,
+                           const std::vector<double>& share) {
   std::vector<Word> words;
   bool ended = true;
-  for (int i = 0; i < survival.n_tokens && i < static_cast<int>(survival.pieces.size()); ++i) {
-    const std::string& piece = survival.pieces[static_cast<size_t>(i)];
+  for (int i = 0; i < static_cast<int>(std::min(pieces.size(), share.size())); ++i) {
+    const std::string& piece = pieces[static_cast<size_t>(i)];
     if (ended || piece.empty() || is_space(piece.front())) words.push_back({i, i, "", 0});
     Word& word = words.back();
     word.end = i + 1;

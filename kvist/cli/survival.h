@@ -29,8 +29,9 @@ struct Word {
   std::string text;        // without white space and punctuation around it
   double share = 0;        // mean over its tokens
 };
-// Words made of pieces: a word starts where a piece starts with white space or the one before ended
-// with it.
-std::vector<Word> words_of(const Survival& survival);
+// Words made of the pieces of tokens that have a share each: a word starts where a piece starts
+// with white space or the one before ended with it.
+std::vector<Word> words_of(const std::vector<std::string>& pieces,
+                           const std::vector<double>& share);
 
 }  // namespace kvist

@@ -6,60 +6,22 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <map>
-#include <optional>
-#include <string_view>
 #include <vector>
 
-#include "kvist/cli/svg.h"
+#include "kvist/cli/plot.h"
 #include "kvist/cli/terminal.h"
-#include "kvist/cli/utf8.h"
 #include "kvist/core/error.h"
 
 namespace kvist {
 namespace {
 
-using namespace svg;
-
 constexpr int kColumns = 640;  // where there are more than twice as many tokens
 constexpr int kLevels = 6;     // level 0: nothing kept, 5: everything
 constexpr std::array<const char*, kLevels> kShades = {"#eef1f4", "#ccd7e2", "#9bb3c9",
                                                       "#6288aa", "#305f8a", "#0f2f52"};
-constexpr double kLeft = 64, kPlotWidth = 960, kSideGap = 14, kSideWidth = 120, kRight = 64;
-constexpr double kWidth = kLeft + kPlotWidth + kSideGap + kSideWidth + kRight;
-constexpr double kLabelTop = 86, kLabelLine = 15, kCurveTop = 122, kCurveHeight = 56, kMapTop = 192;
-constexpr int kLabelLines = 2;
-constexpr int kMostRepeats = 2;  // of one word
+constexpr double kCurveTop = 122, kCurveHeight = 56, kMapTop = 192;
 
-// Room for words over the curve, in two lines; the stem of a word in the upper line passes through
-// the lower one.
-class LabelLines {
- public:
-  // The line that a word centred at x has room in, 0 is the lower; nothing where it has none.
-  std::optional<int> place(double x, double half_width) {
-    if (x - half_width < kLeft || x + half_width > kLeft + kPlotWidth) return std::nullopt;
-    for (int row = 0; row < kLabelLines; ++row) {
-      if (!is_free(row, x, half_width)) continue;
-      if (row > 0 && !is_free(0, x, kStem)) continue;
-      spans_[static_cast<size_t>(row)].push_back({x - half_width, x + half_width});
-      if (row > 0) spans_[0].push_back({x - kStem, x + kStem});
-      return row;
-    }
-    return std::nullopt;
-  }
-
- private:
-  static constexpr double kStem = 3;
-  struct Span {
-    double from, to;
-  };
-  bool is_free(int row, double x, double half) const {
-    const auto& spans = spans_[static_cast<size_t>(row)];
-    return std::none_of(spans.begin(), spans.end(),
-                        [&](const Span& o) { return x - half < o.to && o.from < x + half; });
-  }
-  std::array<std::vector<Span>, kLabelLines> spans_;
-};
+using svg::percent;
 
 class Picture {
  public:
@@ -72,13 +34,9 @@ class Picture {
 
   std::string draw() const {
     const double height = map_bottom() + 66;
-    std::string out = str("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 ", num(kWidth),
-                          " ", num(height), "\" width=\"", num(kWidth), "\" height=\"", num(height),
-                          "\" font-family=\"system-ui, 'DejaVu Sans', sans-serif\">\n");
-    out += rect(0, 0, kWidth, height, "#ffffff");
-    out += label(kLeft, 34, text_.title, {.size = 20, .bold = true});
-    out += label(kLeft, 56, text_.subtitle, {.size = 13, .fill = kFaint});
-    return out + curve() + words() + map() + side() + axis() + legend() + "</svg>\n";
+    std::string out = svg_head(height, text_);
+    return out + curve() + words() + map() + side() + token_axis(s_.n_tokens, map_bottom()) +
+           legend() + "</svg>\n";
   }
 
  private:
@@ -185,28 +143,19 @@ class Picture {
     int first = 0, last = s_.n_tokens;
     while (first < last && share[static_cast<size_t>(first)] > 0.999) ++first;
     while (last > first && share[static_cast<size_t>(last - 1)] > 0.999) --last;
-    std::vector<Word> candidates = words_of(s_);
+    std::vector<Word> candidates = words_of(s_.pieces, share);
     std::erase_if(candidates, [&](const Word& w) {
       return w.begin < first || w.end > last || w.text.size() < 3;
     });
     std::stable_sort(candidates.begin(), candidates.end(),
                      [](const Word& a, const Word& b) { return a.share > b.share; });
-    LabelLines lines;
-    std::map<std::string, int> shown;
-    std::string out;
+    std::vector<CurveLabel> wanted;
     for (const Word& word : candidates) {
-      if (word.share < 1.25 * s_.share() || word.text.size() > 24 ||
-          shown[word.text] == kMostRepeats)
-        continue;
-      const double x = x_of((word.begin + word.end) / 2.0);
-      const std::optional<int> row = lines.place(x, 3.3 * display_width(word.text) + 7);
-      if (!row) continue;
-      ++shown[word.text];
-      const double y = kLabelTop + (kLabelLines - 1 - *row) * kLabelLine;
-      out += label(x, y, word.text, {.size = 11, .fill = kAccent, .anchor = "middle"});
-      out += line(x, y + 3, x, kCurveTop + kCurveHeight * (1 - word.share), kAccent, 0.6);
+      if (word.share < 1.25 * s_.share() || word.text.size() > 24) continue;
+      wanted.push_back({x_of((word.begin + word.end) / 2.0),
+                        kCurveTop + kCurveHeight * (1 - word.share), word.text});
     }
-    return out;
+    return curve_labels(wanted, kCurveTop);
   }
 
   // Layer numbers at the left; at the right a bar a head, the share its layer keeps, and the mean
@@ -233,20 +182,6 @@ class Picture {
     }
     const double mean_x = x + kSideWidth * s_.share();
     return out + line(mean_x, kMapTop, mean_x, map_bottom(), kAccent, 1);
-  }
-
-  std::string axis() const {
-    const double y = map_bottom();
-    double step = 1;
-    for (int i = 0; s_.n_tokens / step > 9; ++i) step *= i % 3 == 1 ? 2.5 : 2;
-    std::string out;
-    for (double token = 0; token <= s_.n_tokens; token += step) {
-      out += line(x_of(token), y + 3, x_of(token), y + 8, kFaint, 1);
-      out += label(x_of(token), y + 21, human_count(static_cast<uint64_t>(token)),
-                   {.size = 11, .fill = kFaint, .anchor = "middle"});
-    }
-    return out + label(kLeft + kPlotWidth, y + 44, "position in the prompt, in tokens",
-                       {.size = 12, .fill = kFaint, .anchor = "end"});
   }
 
   std::string legend() const {
@@ -277,23 +212,8 @@ std::string survival_svg(const Survival& survival, const PictureText& text) {
 }
 
 std::string survival_html(const Survival& survival, const PictureText& text) {
-  static constexpr std::array<const char*, 5> kText = {"#c6cdd4", "#98a3ad", "#66727e", "#33404c",
-                                                       "#000000;font-weight:600"};
-  std::string out =
-      str("<!doctype html>\n<html lang=\"en\"><meta charset=\"utf-8\"><title>", escaped(text.title),
-          "</title>\n<style>body{margin:24px;background:#fff}svg{max-width:100%;height:auto}"
-          "p{max-width:60em;margin:24px 64px;font:16px/1.6 Georgia,serif;white-space:pre-wrap}");
-  for (size_t i = 0; i < kText.size(); ++i) out += str(".s", i, "{color:", kText[i], "}");
-  out += str("</style>\n", survival_svg(survival, text), "<p>");
-  const std::vector<double> share = survival.share_by_position();
-  Utf8Stream stream;
-  for (size_t i = 0; i < survival.pieces.size(); ++i) {
-    const std::string piece = stream.push(survival.pieces[i]);
-    if (piece.empty()) continue;
-    const int level = std::min(4, static_cast<int>(share[i] * 5));
-    out += str("<span class=\"s", level, "\">", escaped(piece), "</span>");
-  }
-  return out + "</p>\n</html>\n";
+  return html_page(survival_svg(survival, text), text.title, survival.pieces,
+                   survival.share_by_position());
 }
 
 }  // namespace kvist

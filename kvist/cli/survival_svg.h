@@ -4,14 +4,10 @@
 
 #include <string>
 
+#include "kvist/cli/plot.h"
 #include "kvist/cli/survival.h"
 
 namespace kvist {
-
-struct PictureText {
-  std::string title;     // "twinkv(ratio=0.5) keeps half of 2,048 tokens"
-  std::string subtitle;  // model, bytes
-};
 
 // A self-contained SVG of some hundred KB. A column is one position, or from 1,281 tokens up one of
 // 640 equal parts of the prompt; a cell's shade is one of six, by the share of its tokens that the

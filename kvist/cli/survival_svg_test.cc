@@ -111,7 +111,7 @@ TEST(Survival, JoinsPiecesToWords) {
   s.n_tokens = 6;
   s.pieces = {"The", " pass", "key", ",", "\n", "\"gold\""};
   s.kept = {{{1, 2}, {1}}};
-  const std::vector<Word> words = words_of(s);
+  const std::vector<Word> words = words_of(s.pieces, s.share_by_position());
   ASSERT_EQ(words.size(), 4u);
   EXPECT_EQ(words[0].text, "The");
   EXPECT_EQ(words[1].text, "passkey");
