@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: MIT
+// What VarRate (arXiv:2607.15498) makes of one layer, before it is laid out in memory.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace kvist {
+
+// Token t of a layer is the vector z_t = [keys of all KV heads before RoPE; values of all heads],
+// D = 2 * kv_heads * head_dim numbers. Exact tokens keep their bits; every other one is coded as
+// the mean of its nearest anchors, which are exact too, plus rank[i] coefficients in the rows of a
+// basis.
+struct RankedCode {
+  int n_tokens = 0;
+  std::vector<int32_t> exact;        // positions, ascending
+  std::vector<int32_t> anchors;      // positions, ascending; a part of `exact`
+  std::vector<int32_t> coded;        // positions, ascending: all that are not exact
+  int n_neighbours = 0;              // c, anchors a coded token is the mean of
+  std::vector<uint16_t> neighbours;  // [coded][c] indices into `anchors`, nearest first
+  std::vector<uint16_t> rank;        // [coded]
+  std::vector<float> coefficients;   // token after token, rank[i] each
+  std::vector<uint64_t> offset;      // [coded + 1], where the coefficients of a token begin
+
+  std::span<const float> coefficients_of(size_t i) const {
+    return {coefficients.data() + offset[i], offset[i + 1] - offset[i]};
+  }
+};
+
+}  // namespace kvist
