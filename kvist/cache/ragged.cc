@@ -89,28 +89,16 @@ PlainPrefix::PlainPrefix(const KvShape& shape, std::vector<DenseLayer> layers, i
     : shape_(shape), n_tokens_(n_tokens), ragged_(layers.size()), runs_(layers.size()) {
   for (size_t layer = 0; layer < layers.size(); ++layer) {
     KVIST_ASSERT(layers[layer].size() == n_tokens);
-    dense_.push_back(std::make_unique<DenseLayer>(std::move(layers[layer])));
+    dense_.push_back(std::make_shared<const DenseLayer>(std::move(layers[layer])));
     for (int head = 0; head < shape.kv_heads; ++head)
       runs_[layer].push_back(dense_[layer]->run(head));
-  }
-}
-
-PlainPrefix::PlainPrefix(const PlainPrefix& dense,
-                         std::span<const std::vector<std::vector<int32_t>>> kept, ThreadPool* pool)
-    : shape_(dense.shape_), n_tokens_(dense.n_tokens_), dense_(kept.size()), runs_(kept.size()) {
-  KVIST_ASSERT(static_cast<int>(kept.size()) == dense.n_layers());
-  for (size_t layer = 0; layer < kept.size(); ++layer) {
-    KVIST_ASSERT(dense.dense_[layer] != nullptr);
-    ragged_.push_back(std::make_unique<RaggedLayer>(*dense.dense_[layer], kept[layer], pool));
-    for (int head = 0; head < shape_.kv_heads; ++head)
-      runs_[layer].push_back(ragged_[layer]->run(head));
   }
 }
 
 void PlainPrefix::select(int layer, std::span<const std::vector<int32_t>> kept, ThreadPool* pool) {
   const size_t at = static_cast<size_t>(layer);
   KVIST_ASSERT(dense_[at] != nullptr);
-  ragged_[at] = std::make_unique<RaggedLayer>(*dense_[at], kept, pool);
+  ragged_[at] = std::make_shared<const RaggedLayer>(*dense_[at], kept, pool);
   for (int head = 0; head < shape_.kv_heads; ++head)
     runs_[at][static_cast<size_t>(head)] = ragged_[at]->run(head);
   dense_[at].reset();

@@ -38,15 +38,15 @@ class PlainPrefix final : public PrefixCache {
  public:
   // Takes the layers; all hold n_tokens tokens.
   PlainPrefix(const KvShape& shape, std::vector<DenseLayer> layers, int n_tokens);
-  // A prefix of the kept entries of a wholly dense one, which stays. kept: [layers][kv_heads].
-  PlainPrefix(const PlainPrefix& dense, std::span<const std::vector<std::vector<int32_t>>> kept,
-              ThreadPool* pool = nullptr);
-  // Replaces layer `layer` by the kept entries and frees its dense form.
+  // A copy shares the layers, which are immutable: what one selects or releases, the other keeps.
+  PlainPrefix(const PlainPrefix&) = default;
+  PlainPrefix& operator=(const PlainPrefix&) = delete;
+  // Replaces layer `layer` by the kept entries and frees its dense form, unless a copy has it.
   void select(int layer, std::span<const std::vector<int32_t>> kept, ThreadPool* pool = nullptr);
   const DenseLayer* dense(int layer) const;    // null once selected or released
   const RaggedLayer* ragged(int layer) const;  // null until selected, and once released
   const kernels::KvRun& run(int layer, int head) const;
-  // Frees a layer, which is not read through this prefix any more.
+  // Frees a layer, unless a copy has it; it is not read through this prefix any more.
   void release(int layer);
 
   const KvShape& shape() const override { return shape_; }
@@ -64,9 +64,9 @@ class PlainPrefix final : public PrefixCache {
  private:
   KvShape shape_;
   int n_tokens_;
-  std::vector<std::unique_ptr<DenseLayer>> dense_;    // [layers], null where ragged
-  std::vector<std::unique_ptr<RaggedLayer>> ragged_;  // [layers], null where dense
-  std::vector<std::vector<kernels::KvRun>> runs_;     // [layers][kv_heads], empty once released
+  std::vector<std::shared_ptr<const DenseLayer>> dense_;    // [layers], null where ragged
+  std::vector<std::shared_ptr<const RaggedLayer>> ragged_;  // [layers], null where dense
+  std::vector<std::vector<kernels::KvRun>> runs_;  // [layers][kv_heads], empty once released
 };
 
 }  // namespace kvist

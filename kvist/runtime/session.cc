@@ -86,6 +86,9 @@ struct Session::Impl {
   PlainPrefix& require_plain();
   void hold(LayerStores document, int n_tokens);
   LayerStores& stores_of(int sequence);
+  void forget_window() {  // unless it is of a prefix that may come back
+    if (!aside) window = {};
+  }
   void forget() {  // prefix and questions
     plain.reset();
     coded.reset();
@@ -116,7 +119,7 @@ struct Session::Impl {
   Rope rope;
   std::unique_ptr<PlainPrefix> plain;  // one of the two
   std::unique_ptr<CodedPrefix> coded;
-  std::unique_ptr<PlainPrefix> aside;  // the uncompressed one, while a compressed copy is in place
+  std::unique_ptr<PlainPrefix> aside;  // what restore() puts back
   ReadTrace trace;
   QueryWindow window;
   int n_prompt = 0;
@@ -367,7 +370,7 @@ void Session::compress(Selector& selector, Explanation* explain,
   // before the next is gathered.
   for (size_t layer = 0; layer < kept.size(); ++layer)
     s.plain->select(static_cast<int>(layer), kept[layer], &s.pool);
-  s.window = {};
+  s.forget_window();
 }
 
 void Session::encode(const ReadPlan& plan, std::shared_ptr<const CodedModel> code,
@@ -380,7 +383,7 @@ void Session::encode(const ReadPlan& plan, std::shared_ptr<const CodedModel> cod
     if (!is_protected(plan, layer, n_layers)) require_finite(*s.plain, layer, s.pool);
   const auto start = Clock::now();
   s.coded = std::make_unique<CodedPrefix>(std::move(s.plain), std::move(code), plan);
-  s.window = {};
+  s.forget_window();
   s.trace = {};
   for (int layer = 0; layer < n_layers; ++layer) {
     s.coded->encode(layer, s.pool);
@@ -399,12 +402,10 @@ void Session::start_empty() {
 
 ReadTrace& Session::read_trace() { return impl_->trace; }
 
-void Session::compress_copy(Selector& selector, Explanation* explain,
-                            const std::function<void(const Progress&)>& on_progress) {
+void Session::set_aside() {
   Impl& s = *impl_;
-  const auto kept = s.select(*this, selector, explain, on_progress);
-  auto copy = std::make_unique<PlainPrefix>(*s.plain, kept, &s.pool);
-  s.aside = std::exchange(s.plain, std::move(copy));
+  s.require_plain();
+  if (!s.aside) s.aside = std::exchange(s.plain, std::make_unique<PlainPrefix>(*s.plain));
 }
 
 void Session::restore() {
@@ -416,6 +417,7 @@ void Session::restore() {
   if (!s.aside) return;
   s.coded.reset();
   s.plain = std::move(s.aside);
+  s.trace = {};
 }
 
 const PrefixCache& Session::prefix() const { return impl_->require_prefix(); }

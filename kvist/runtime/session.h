@@ -91,10 +91,10 @@ class Session {
   // A prefix of no tokens, for text that is compressed from its first token on: encode() it, open a
   // sequence and extend that.
   void start_empty();
-  // The same, but the uncompressed prefix stays, aside, until restore() puts it back in place: for
-  // several methods over one prefill.
-  void compress_copy(Selector& selector, Explanation* explain = nullptr,
-                     const std::function<void(const Progress&)>& on_progress = {});
+  // For several methods over one prefill: keeps the prefix as it is now, which is not coded, aside.
+  // What follows works on a copy that shares its layers, and restore() puts it back in place. Does
+  // nothing where one is aside already.
+  void set_aside();
   void restore();
 
   const PrefixCache& prefix() const;
