@@ -130,7 +130,7 @@ struct Asked {
   bool right = false;
   std::vector<float> first;  // logits of the first answer token
   Bytes bytes;
-  ReadTrace reads;
+  ReadCounts reads;
 };
 Asked ask(Model& model, ThreadPool& pool, const Tokenizer& tokenizer, const testing::Passkey& row,
           const std::string& text, std::shared_ptr<const CodedModel> code) {
@@ -185,6 +185,30 @@ TEST_F(ReadKv, BehindTwinKvHalfIsStoredAndThePasskeyIsFound) {
   EXPECT_LE(both.reads.key_bits, both.reads.key_budget);
   EXPECT_LE(both.reads.value_bits, both.reads.value_budget);
   EXPECT_NEAR(bits / static_cast<double>(both.reads.numbers), 4, 0.02);
+}
+
+TEST_F(ReadKv, OnePrefillServesSeveralCodes) {
+  const auto ask = [&](Session& session) {
+    const int sequence = session.open();
+    const auto logits = session.extend(sequence, std::span(ids_).subspan(700, 5));
+    session.close(sequence);
+    return logits;
+  };
+  Session session(*model_, pool_, {});
+  session.prefill(std::span(ids_).first(400));
+  const auto uncompressed = ask(session);
+  const uint64_t bytes = session.prefix().bytes().stored();
+  for (const char* text : {"readkv(read=3)", "readkv(store=4,read=2,sinks=4)", "readkv(protect=2)"}) {
+    const Spec spec = parse_spec(text);
+    session.set_aside();
+    session.encode(spec.reading()->plan, code(spec));
+    EXPECT_LT(session.prefix().bytes().stored(), bytes) << text;
+    EXPECT_EQ(ask(session), ask(*coded(text, 400))) << text;
+    EXPECT_GT(session.read_trace().rows, 0);
+    session.restore();
+    EXPECT_EQ(session.read_trace().rows, 0);
+    EXPECT_EQ(ask(session), uncompressed) << text;
+  }
 }
 
 TEST_F(ReadKv, BehindASelectorThatKeepsAllNothingChanges) {

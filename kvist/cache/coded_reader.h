@@ -36,8 +36,8 @@ struct RowSchedule {
   std::span<const uint8_t> value_depths;  // [sum n_values]
 };
 
-// What the rows of a call read. Written by one worker; sums over all rows since it was made.
-struct ReadTrace {
+// What was read, summed over rows.
+struct ReadCounts {
   int64_t rows = 0;
   int64_t numbers = 0;     // keys and values there were, 2 d sum T a row, over heads
   int64_t key_bits = 0;    // payload read: T sum t^K of every head
@@ -47,6 +47,29 @@ struct ReadTrace {
   int64_t dense_bytes = 0;  // 16-bit rows of sinks and recent tokens
   int64_t lines = 0;        // of 64 bytes: key planes, value planes, open key blocks
   int64_t key_lines = 0;    // of these, without the value planes
+
+  ReadCounts& operator+=(const ReadCounts& more) {
+    rows += more.rows, numbers += more.numbers;
+    key_bits += more.key_bits, value_bits += more.value_bits;
+    key_budget += more.key_budget, value_budget += more.value_budget;
+    dense_bytes += more.dense_bytes, lines += more.lines, key_lines += more.key_lines;
+    return *this;
+  }
+  double bits_per_number() const { return share(key_bits + value_bits, numbers); }
+  double budget_per_number() const { return share(key_budget + value_budget, numbers); }
+  double bits_per_key() const { return share(2 * key_bits, numbers); }
+  double bits_per_value() const { return share(2 * value_bits, numbers); }
+  // Bytes of the lines touched, beside those that f16 would touch.
+  double touched_share() const { return share(64 * lines + dense_bytes, 2 * numbers); }
+
+ private:
+  static double share(int64_t part, int64_t whole) {
+    return whole == 0 ? 0 : static_cast<double>(part) / static_cast<double>(whole);
+  }
+};
+
+// What the rows of a call read. Written by one worker; sums over all rows since it was made.
+struct ReadTrace : ReadCounts {
   std::function<void(const RowSchedule&)> observe;  // called for every row where set
 };
 

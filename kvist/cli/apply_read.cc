@@ -21,7 +21,7 @@ struct Results {
   std::vector<uint8_t> codes_k, codes_v, depths_k, depths_v;
   std::vector<float> out;
   std::vector<Json> rows;  // of the ledger
-  ReadTrace sum;
+  ReadCounts sum;
   Bytes bytes;
 };
 
@@ -54,7 +54,7 @@ void add_codes(const CodedLayer& layer, Results& results) {
   }
 }
 
-Json trace_json(const ReadTrace& t) {
+Json counts_json(const ReadCounts& t) {
   return {{"key_bits_budget", t.key_budget},     {"key_bits", t.key_bits},
           {"value_bits_budget", t.value_budget}, {"value_bits", t.value_bits},
           {"dense_bytes", t.dense_bytes},        {"key_lines", t.key_lines},
@@ -70,17 +70,9 @@ void add_row(const RowReading& row, int layer, int query, int tokens, int kv_hea
     results.depths_v.insert(results.depths_v.end(), static_cast<size_t>(tokens - row.n_tokens), 0);
   }
   Json line = {{"layer", layer}, {"query", query}, {"tokens", row.n_tokens}};
-  line.update(trace_json(row.trace));
+  line.update(counts_json(row.trace));
   results.rows.push_back(line);
-  ReadTrace& sum = results.sum;
-  sum.numbers += row.trace.numbers;
-  sum.key_bits += row.trace.key_bits;
-  sum.value_bits += row.trace.value_bits;
-  sum.key_budget += row.trace.key_budget;
-  sum.value_budget += row.trace.value_budget;
-  sum.dense_bytes += row.trace.dense_bytes;
-  sum.lines += row.trace.lines;
-  sum.key_lines += row.trace.key_lines;
+  results.sum += row.trace;
 }
 
 // rows [n][heads][d] to [heads][n][d], behind what is there.
@@ -116,14 +108,9 @@ Results work(Dump& dump, DecodeQueries& queries, const CodedModel& code, const R
   return results;
 }
 
-double per_number(int64_t bits, int64_t numbers) {
-  return static_cast<double>(bits) / static_cast<double>(std::max<int64_t>(1, numbers));
-}
-
 Json ledger(const Spec& spec, const Dump& dump, const DecodeQueries& queries,
             const std::string& origin, const Results& results) {
-  const ReadTrace& sum = results.sum;
-  const int64_t read = sum.key_bits + sum.value_bits;
+  const ReadCounts& sum = results.sum;
   const uint64_t reference = uint64_t{4} * static_cast<uint64_t>(dump.n_layers()) *
                              static_cast<uint64_t>(dump.tokens()) *
                              static_cast<uint64_t>(dump.kv_heads() * dump.head_dim());
@@ -141,10 +128,10 @@ Json ledger(const Spec& spec, const Dump& dump, const DecodeQueries& queries,
               {"metadata_bytes", results.bytes.metadata},
               {"shared_bytes", results.bytes.shared},
               {"allocated_bytes", results.bytes.allocated}};
-  Json reads = trace_json(sum);
-  reads["rate_budget"] = per_number(sum.key_budget + sum.value_budget, sum.numbers);
-  reads["rate"] = per_number(read, sum.numbers);
-  reads["logical_bytes"] = (read + 7) / 8 + sum.dense_bytes;
+  Json reads = counts_json(sum);
+  reads["rate_budget"] = sum.budget_per_number();
+  reads["rate"] = sum.bits_per_number();
+  reads["logical_bytes"] = (sum.key_bits + sum.value_bits + 7) / 8 + sum.dense_bytes;
   reads["physical_bytes"] = sum.lines * 64 + sum.dense_bytes;
   reads["reference_bytes"] = sum.numbers * 2;
   out["reads"] = reads;

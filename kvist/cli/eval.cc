@@ -42,12 +42,6 @@ std::vector<std::vector<int32_t>> windows_of(const EvalOptions& options,
   return windows;
 }
 
-double read_bits(const ReadTrace& reads) {
-  return reads.numbers == 0 ? 0
-                            : static_cast<double>(reads.key_bits + reads.value_bits) /
-                                  static_cast<double>(reads.numbers);
-}
-
 nlohmann::ordered_json json_of(const Contestant& contestant, const PerplexityResult& r) {
   return {{"method", contestant.spec.none() ? "none" : contestant.spec.text},
           {"targets", r.stats.targets()},
@@ -63,7 +57,7 @@ nlohmann::ordered_json json_of(const Contestant& contestant, const PerplexityRes
           {"same_top", r.stats.same_top().mean},
           {"stored_bytes", r.bytes.stored()},
           {"plain_bytes", r.plain_bytes},
-          {"read_bits", read_bits(r.reads)}};
+          {"read_bits", r.reads.bits_per_number()}};
 }
 
 int run_eval(const EvalOptions& options, const Context& context) {
@@ -112,7 +106,7 @@ int run_eval(const EvalOptions& options, const Context& context) {
          fmt::format("{:.1f} %", 100 * r.stats.same_top().mean),
          fmt::format("{:.2f}x", static_cast<double>(r.plain_bytes) /
                                     static_cast<double>(std::max<uint64_t>(1, r.bytes.stored()))),
-         r.reads.numbers == 0 ? "–" : fmt::format("{:.2f}", read_bits(r.reads))});
+         r.reads.numbers == 0 ? "–" : fmt::format("{:.2f}", r.reads.bits_per_number())});
   }
   std::printf("%s, %zu documents of %d tokens, uncompressed perplexity %.3f\n%s",
               options.protocol.c_str(), windows.size(), options.tokens,

@@ -22,7 +22,7 @@ using nlohmann::json;
 // A layer as the query read it.
 struct LayerView {
   bool coded = false;  // else it stays uncompressed
-  ReadTrace trace;
+  ReadCounts trace;
   std::optional<LayerCertificate> certificate;
 };
 
@@ -32,12 +32,9 @@ struct View {
   Bytes bytes;
 
   double rate() const {
-    int64_t bits = 0, numbers = 0;
-    for (const LayerView& layer : layers) {
-      bits += layer.trace.key_bits + layer.trace.value_bits;
-      numbers += layer.trace.numbers;
-    }
-    return numbers == 0 ? 0 : static_cast<double>(bits) / static_cast<double>(numbers);
+    ReadCounts sum;
+    for (const LayerView& layer : layers) sum += layer.trace;
+    return sum.bits_per_number();
   }
 };
 
@@ -143,7 +140,7 @@ Table depth_table(const View& view) {
   Table table({"layer", "key bits", "value bits", "payload read", "lines touched", "f16 reads",
                "payload / f16"});
   for (size_t i = 0; i < view.layers.size(); ++i) {
-    const ReadTrace& t = view.layers[i].trace;
+    const ReadCounts& t = view.layers[i].trace;
     if (!view.layers[i].coded) {
       table.add({str(i), "16", "16", "", "", "", "uncompressed"});
       continue;

@@ -65,42 +65,27 @@ json bytes_json(uint64_t reference, const Bytes& bytes) {
           {"factor", factor_of(reference, bytes)}};
 }
 
-// Bits read of a number on average, and bytes of lines touched beside those of f16.
-struct ReadShares {
-  double bits = 0, key_bits = 0, value_bits = 0, touched = 0;
-};
-
-ReadShares shares_of(const ReadTrace& reads) {
-  if (reads.numbers == 0) return {};
-  const auto numbers = static_cast<double>(reads.numbers);
-  const auto keys = static_cast<double>(reads.key_bits),
-             values = static_cast<double>(reads.value_bits);
-  return {(keys + values) / numbers, 2 * keys / numbers, 2 * values / numbers,
-          static_cast<double>(64 * reads.lines + reads.dense_bytes) / (2 * numbers)};
-}
-
-json reads_json(const ReadTrace& reads) {
-  const ReadShares shares = shares_of(reads);
+json reads_json(const ReadCounts& reads) {
   return {{"rows", reads.rows},
-          {"bits_per_number", shares.bits},
-          {"key_bits_per_number", shares.key_bits},
-          {"value_bits_per_number", shares.value_bits},
+          {"bits_per_number", reads.bits_per_number()},
+          {"key_bits_per_number", reads.bits_per_key()},
+          {"value_bits_per_number", reads.bits_per_value()},
           {"key_bits", reads.key_bits},
           {"value_bits", reads.value_bits},
           {"key_budget_bits", reads.key_budget},
           {"value_budget_bits", reads.value_budget},
           {"dense_bytes", reads.dense_bytes},
           {"lines_touched", reads.lines},
-          {"touched_share", shares.touched}};
+          {"touched_share", reads.touched_share()}};
 }
 
-std::string reads_text(const ReadTrace& reads) {
+std::string reads_text(const ReadCounts& reads) {
   if (reads.numbers == 0) return "";
-  const ReadShares shares = shares_of(reads);
   return fmt::format(
       "read {:.2f} bits of a number: {:.2f} of keys, {:.2f} of values; {:.0f} % of the "
       "bytes that f16 would touch\n",
-      shares.bits, shares.key_bits, shares.value_bits, 100 * shares.touched);
+      reads.bits_per_number(), reads.bits_per_key(), reads.bits_per_value(),
+      100 * reads.touched_share());
 }
 
 }  // namespace

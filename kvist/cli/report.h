@@ -21,7 +21,7 @@ struct Stage {
   Bytes bytes;
   std::vector<Answer> answers;
   double tok_s = 0;  // median over the answers, or the total of a batch
-  ReadTrace reads;   // what coded layers read for these answers
+  ReadCounts reads;  // what coded layers read for these answers
 };
 
 struct Report {

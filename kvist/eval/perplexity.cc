@@ -55,17 +55,6 @@ void check(Protocol protocol, std::span<const Contestant> contestants) {
   }
 }
 
-void add(ReadTrace& sum, const ReadTrace& one) {
-  sum.rows += one.rows;
-  sum.numbers += one.numbers;
-  sum.key_bits += one.key_bits;
-  sum.value_bits += one.value_bits;
-  sum.key_budget += one.key_budget;
-  sum.value_budget += one.value_budget;
-  sum.dense_bytes += one.dense_bytes;
-  sum.lines += one.lines;
-}
-
 }  // namespace
 
 std::vector<PerplexityResult> perplexity(Model& model, ThreadPool& pool, Protocol protocol,
@@ -76,8 +65,9 @@ std::vector<PerplexityResult> perplexity(Model& model, ThreadPool& pool, Protoco
   check(protocol, contestants);
   const auto begin_time = Clock::now();
   const auto vocab = static_cast<size_t>(model.info().vocab);
-  const uint64_t plain_token = uint64_t{4} * static_cast<uint64_t>(model.info().n_layers) *
-                               static_cast<uint64_t>(model.info().kv_heads * model.info().head_dim);
+  const ModelInfo& info = model.info();
+  const KvShape shape{info.kv_heads, info.heads, info.head_dim, Scalar::f16};
+  const uint64_t plain_token = shape.token_bytes() * static_cast<uint64_t>(info.n_layers);
   std::vector<PerplexityResult> results(contestants.size());
   int done = 0, total = 0;
   for (const auto& window : windows) total += static_cast<int>(window.size());
@@ -114,7 +104,7 @@ std::vector<PerplexityResult> perplexity(Model& model, ThreadPool& pool, Protoco
           protocol == Protocol::prefix ? session.prefix().bytes() : session.suffix_bytes();
       results[i].plain_bytes =
           plain_token * (protocol == Protocol::prefix ? head : window.size() - 1);
-      add(results[i].reads, session.read_trace());
+      results[i].reads += session.read_trace();
     }
   }
   return results;

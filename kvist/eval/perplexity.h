@@ -31,7 +31,7 @@ struct PerplexityResult {
   LogitStats stats;
   Bytes bytes;  // of the prefix at the end of the last window; of the suffix where causal
   uint64_t plain_bytes = 0;  // f16, the same tokens
-  ReadTrace reads;           // over all windows
+  ReadCounts reads;          // over all windows
 };
 
 // One result a contestant. Throws invalid_argument where a spec does not go with the protocol, and
