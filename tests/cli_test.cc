@@ -254,19 +254,24 @@ TEST_F(CliWithModel, AnswersFromTheSamePrefixWhateverWasAskedBefore) {
 TEST_F(CliWithModel, ComparesMethodsOverOnePrefill) {
   const std::string methods =
       "--methods 'none,twinkv(recent=16),snapkv(window_size=16),adakv(scorer=h2o),"
-      "expected_attention,kvzip(chunk_size=128),random(ratio=0.75)' --ratio 0.5 -n 12 --json ";
+      "expected_attention,kvzip(chunk_size=128),random(ratio=0.75),"
+      "readkv(read=3,calibration=prompt),snapkv+readkv(read=8,calibration=prompt)' "
+      "--ratio 0.5 -n 12 --json ";
   const Outcome got =
       kvist("compare " + inputs() + kAsk + methods + "--html '" + path("c.html") + "'");
   ASSERT_EQ(got.code, 0) << got.err;
   const auto all = nlohmann::json::parse(got.out)["methods"];
-  ASSERT_EQ(all.size(), 7u);
+  ASSERT_EQ(all.size(), 9u);
   EXPECT_EQ(all[0]["method"], "none");
   EXPECT_EQ(all[1]["method"], "twinkv(ratio=0.5,recent=16)");
   EXPECT_EQ(all[6]["method"], "random(ratio=0.75)");
   EXPECT_EQ(all[0]["kl"], 0);
   EXPECT_EQ(all[0]["same_top"], 1);
+  EXPECT_EQ(all[8]["method"], "snapkv(ratio=0.5)+readkv(read=8,calibration=prompt)");
+  const std::vector<double> factors{1, 1.97, 1.97, 1.97, 1.97, 1.97, 3.94, 2, 3.88};
   for (size_t i = 1; i < all.size(); ++i) {
-    EXPECT_NEAR(all[i]["factor"].get<double>(), i == 6 ? 3.94 : 1.97, 0.04) << all[i]["method"];
+    EXPECT_NEAR(all[i]["factor"].get<double>(), factors[i], 0.04) << all[i]["method"];
+    EXPECT_NEAR(all[i]["read_bits"].get<double>(), i < 7 ? 16 : i == 7 ? 3 : 8, 0.01);
     EXPECT_GT(all[i]["kl"], 0);
     EXPECT_GT(all[i]["construct_ms"], 0);
     EXPECT_EQ(all[i]["compared_tokens"], all[0]["compared_tokens"]);

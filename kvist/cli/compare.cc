@@ -33,7 +33,8 @@ struct CompareOptions {
 // A method on its way through the comparison.
 struct Entry {
   Spec spec;
-  std::unique_ptr<Selector> selector;
+  std::unique_ptr<Selector> selector;      // null where every token stays
+  std::shared_ptr<const CodedModel> code;  // null where nothing is coded, or by the prompt
 };
 
 std::vector<Entry> entries(const CompareOptions& options) {
@@ -46,16 +47,18 @@ std::vector<Entry> entries(const CompareOptions& options) {
   for (const std::string& text : split_specs(options.methods)) {
     Spec spec = parse_spec(parse_spec(text).text_at(removed));
     if (spec.none()) continue;  // the first row in any case
-    if (spec.reading()) {
-      throw Error(ErrorKind::unsupported,
-                  str(spec.text,
-                      ": kvist compare shows methods that select; what coding loses is "
-                      "measured by kvist eval perplexity"));
-    }
     auto selector = spec.make_selector();
-    all.push_back({std::move(spec), std::move(selector)});
+    all.push_back({std::move(spec), std::move(selector), nullptr});
   }
   return all;
+}
+
+void load_codes(std::vector<Entry>& methods, const Inputs& inputs, const ModelInfo& info) {
+  for (Entry& entry : methods) {
+    const auto reading = entry.spec.reading();
+    if (reading && !reading->calibrate_on_prompt)
+      entry.code = load_code(inputs.calibration, *reading, info);
+  }
 }
 
 // What is asked of every cache: the questions, and after the first time the uncompressed answers.
@@ -85,6 +88,7 @@ class Quiz {
     row->distance.kl = kl / std::max(1, row->distance.n_tokens);
     row->distance.same_top = same / std::max(1, row->distance.n_tokens);
     row->decode_tok_s = median_tok_s(row->answers);
+    row->reads = loaded_.session->read_trace();
   }
 
  private:
@@ -114,9 +118,15 @@ Comparison measure(Loaded& loaded, std::vector<Entry>& methods, const CompareOpt
   c.n_prompt = static_cast<int>(loaded.ids.size());
   c.reference_bytes = reference_bytes(info, c.n_prompt);
   std::vector<Selector*> selectors;
-  for (const Entry& entry : methods) selectors.push_back(entry.selector.get());
-  std::vector<double> construct_ms(methods.size(), 0.0);
-  prefill(loaded, selectors, &c.prefill_ms, construct_ms);
+  std::vector<size_t> of;  // selectors
+  for (size_t i = 0; i < methods.size(); ++i) {
+    if (methods[i].selector == nullptr) continue;
+    selectors.push_back(methods[i].selector.get());
+    of.push_back(i);
+  }
+  std::vector<double> watch_ms(selectors.size(), 0.0), construct_ms(methods.size(), 0.0);
+  prefill(loaded, selectors, &c.prefill_ms, watch_ms);
+  for (size_t i = 0; i < of.size(); ++i) construct_ms[of[i]] = watch_ms[i];
   Quiz quiz(loaded, options);
   c.rows.emplace_back().method = "none";
   quiz.ask(&c.rows.back());
@@ -125,6 +135,9 @@ Comparison measure(Loaded& loaded, std::vector<Entry>& methods, const CompareOpt
     row.method = methods[i].spec.text;
     Timings timings{.construct_ms = construct_ms[i]};
     loaded.session->set_aside();
+    loaded.spec = methods[i].spec;
+    loaded.reading = loaded.spec.reading();
+    loaded.code = methods[i].code;
     compress(loaded, methods[i].selector.get(), nullptr, &timings);
     row.construct_ms = timings.construct_ms;
     quiz.ask(&row);
@@ -167,6 +180,7 @@ int compare(CompareOptions options, const Context& context) {
   options.answer.stop = &watch_interrupt();
   options.inputs.method = "none";
   Loaded loaded = load(options.inputs, context);
+  load_codes(methods, options.inputs, loaded.model->info());
   const Comparison c = measure(loaded, methods, options);
   if (*options.answer.stop) return kInterrupted;
   if (!options.html.empty()) {

@@ -89,11 +89,12 @@ Distance distance_of(std::span<const float> reference, std::span<const float> lo
 }
 
 std::string table_text(const Comparison& c) {
-  Table table(
-      {"method", "factor", "bytes", "construct ms", "of prefill", "tok/s", "KL", "same top"});
+  Table table({"method", "factor", "bytes", "bits read", "construct ms", "of prefill", "tok/s",
+               "KL", "same top"});
   for (const ComparedRow& row : c.rows) {
     const bool none = &row == &c.rows.front();
     table.add({row.method, fmt::format("{:.2f}x", row.factor), human_bytes(row.bytes.stored()),
+               fmt::format("{:.2f}", row.read_bits()),
                none ? "–" : fmt::format("{:.0f}", row.construct_ms),
                none ? "–" : fmt::format("{:.1f} %", 100 * row.construct_ms / c.prefill_ms),
                rate(row.decode_tok_s), none ? "0" : fmt::format("{:.4f}", row.distance.kl),
@@ -105,16 +106,17 @@ std::string table_text(const Comparison& c) {
 
 std::string csv_text(const Comparison& c) {
   std::string out =
-      "method,factor,payload_bytes,metadata_bytes,construct_ms,prefill_ms,decode_tok_s,kl,same_top,"
+      "method,factor,payload_bytes,metadata_bytes,read_bits,construct_ms,prefill_ms,decode_tok_s,"
+      "kl,same_top,"
       "answers\n";
   for (const ComparedRow& row : c.rows) {
     std::string answers;
     for (const Answer& answer : row.answers)
       answers += str(answers.empty() ? "" : "\n", answer.text);
     out += str(quoted_field(row.method),
-               fmt::format(",{:.6g},{},{},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},", row.factor,
-                           row.bytes.payload, row.bytes.metadata, row.construct_ms, c.prefill_ms,
-                           row.decode_tok_s, row.distance.kl, row.distance.same_top),
+               fmt::format(",{:.6g},{},{},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},", row.factor,
+                           row.bytes.payload, row.bytes.metadata, row.read_bits(), row.construct_ms,
+                           c.prefill_ms, row.decode_tok_s, row.distance.kl, row.distance.same_top),
                quoted_field(answers), "\n");
   }
   return out;
@@ -128,6 +130,7 @@ nlohmann::ordered_json to_json(const Comparison& c, const Context& context) {
                     {"payload_bytes", row.bytes.payload},
                     {"metadata_bytes", row.bytes.metadata},
                     {"allocated_bytes", row.bytes.allocated},
+                    {"read_bits", row.read_bits()},
                     {"construct_ms", row.construct_ms},
                     {"decode_tok_s", row.decode_tok_s},
                     {"kl", row.distance.kl},

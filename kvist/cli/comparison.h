@@ -24,9 +24,12 @@ struct ComparedRow {
   std::string method;  // "none", or the spec
   Bytes bytes;
   double factor = 0;
+  // Bits read of a stored number for one query: 16 where nothing is coded.
+  double read_bits() const { return reads.numbers == 0 ? 16 : reads.bits_per_number(); }
   double construct_ms = 0;  // all that the method adds to a prefill
   double decode_tok_s = 0;  // median over the answers
   Distance distance;        // of all answers together
+  ReadCounts reads;         // of coded layers
   std::vector<Answer> answers;
 };
 

@@ -114,12 +114,14 @@ std::string comparison_html(const Comparison& c) {
       "</style>\n";
   out += comparison_svg(c);
   out +=
-      str("<table><tr><th>method</th><th>factor</th><th>bytes</th><th>construct ms</th>"
+      str("<table><tr><th>method</th><th>factor</th><th>bytes</th><th>bits read</th><th>construct "
+          "ms</th>"
           "<th>tok/s</th><th>KL</th><th>same top</th></tr>\n");
   for (const ComparedRow& row : c.rows) {
     out += cells({row.method, fmt::format("{:.2f}x", row.factor), human_bytes(row.bytes.stored()),
-                  fmt::format("{:.0f}", row.construct_ms), fmt::format("{:.1f}", row.decode_tok_s),
-                  fmt::format("{:.4f}", row.distance.kl), percent(row.distance.same_top)});
+                  fmt::format("{:.2f}", row.read_bits()), fmt::format("{:.0f}", row.construct_ms),
+                  fmt::format("{:.1f}", row.decode_tok_s), fmt::format("{:.4f}", row.distance.kl),
+                  percent(row.distance.same_top)});
   }
   out += "</table>\n";
   for (size_t question = 0; question < c.rows.front().answers.size(); ++question) {

@@ -31,6 +31,7 @@ Comparison example() {
     row.construct_ms = static_cast<double>(i) * 50;
     row.decode_tok_s = 20;
     row.distance = {static_cast<double>(i) * 0.01, 1 - static_cast<double>(i) * 0.25, 4};
+    if (i == 1) row.reads = {.numbers = 100, .key_bits = 150, .value_bits = 75};
     row.answers.push_back({});
     row.answers[0].question = "What?";
     row.answers[0].text = str("The \"answer\" & ", i);
@@ -65,15 +66,16 @@ TEST(Comparison, IsPrintedInEveryForm) {
   const Comparison c = example();
   const std::string table = table_text(c);
   for (const char* part :
-       {"1,234 tokens", "snapkv(ratio=0.5)", "2.00x", "5.0 %", "0.0100", "75.0 %"})
+       {"1,234 tokens", "snapkv(ratio=0.5)", "2.00x", "2.25", "5.0 %", "0.0100", "75.0 %"})
     EXPECT_NE(table.find(part), std::string::npos) << part << "\n" << table;
   const std::string csv = csv_text(c);
-  EXPECT_NE(csv.find("\"adakv(ratio=0.5,scorer=h2o)\",2,1900,100,100,1000,20,0.02,0.5,\"The "
+  EXPECT_NE(csv.find("\"adakv(ratio=0.5,scorer=h2o)\",2,1900,100,16,100,1000,20,0.02,0.5,\"The "
                      "\"\"answer\"\" & 2\"\n"),
             std::string::npos)
       << csv;
   const auto json = to_json(c, {});
   EXPECT_EQ(json["methods"][1]["kl"], 0.01);
+  EXPECT_EQ(json["methods"][1]["read_bits"], 2.25);
   EXPECT_EQ(json["methods"][2]["answers"][0]["question"], "What?");
   const std::string page = comparison_html(c);
   for (const char* part : {"a &lt;model&gt;", "&quot;answer&quot; &amp; 2", "<circle", "</html>"})

@@ -66,6 +66,9 @@ void add_document_options(CLI::App& app, Inputs* inputs) {
                  "the document, as UTF-8 text; - reads standard input")
       ->type_name("FILE")
       ->required();
+  app.add_option("--calibration", inputs->calibration,
+                 "for readkv: a file of kvist calibrate (default: where it puts them)")
+      ->type_name("FILE");
   app.add_flag("--raw", inputs->raw, "no chat template: document, question and a line break");
   add_model_options(app, inputs);
 }
@@ -75,9 +78,6 @@ void add_inputs(CLI::App& app, Inputs* inputs) {
                  "what decides which tokens stay; 'none' keeps all; see kvist methods")
       ->type_name("SPEC")
       ->capture_default_str();
-  app.add_option("--calibration", inputs->calibration,
-                 "for readkv: a file of kvist calibrate (default: where it puts them)")
-      ->type_name("FILE");
   add_document_options(app, inputs);
 }
 
@@ -155,21 +155,29 @@ Loaded load(const Inputs& inputs, const Context& context) {
   return loaded;
 }
 
-void prefill(Loaded& loaded, std::span<Selector* const> selectors, double* prefill_ms,
+namespace {
+
+double prefill_ms(Loaded& loaded, const Watch& watch) {
+  ProgressBar bar("reading", false);
+  const auto begin = Clock::now();
+  loaded.session->prefill(
+      loaded.ids, watch,
+      [&](const Progress& p) { bar.update(p.done, p.total, p.seconds, "tokens"); },
+      &watch_interrupt());
+  return ms_since(begin);
+}
+
+}  // namespace
+
+void prefill(Loaded& loaded, std::span<Selector* const> selectors, double* total_ms,
              std::span<double> construct_ms) {
   std::deque<TimedObserver> timed;
   std::vector<Observer*> observers;
   for (Selector* selector : selectors) observers.push_back(&timed.emplace_back(*selector));
-  ProgressBar bar("reading", false);
-  const auto begin = Clock::now();
-  loaded.session->prefill(
-      loaded.ids, Watch(observers),
-      [&](const Progress& p) { bar.update(p.done, p.total, p.seconds, "tokens"); },
-      &watch_interrupt());
-  *prefill_ms = ms_since(begin);
+  *total_ms = prefill_ms(loaded, Watch(observers));
   for (size_t i = 0; i < timed.size(); ++i) {
     construct_ms[i] += timed[i].ms();
-    *prefill_ms -= timed[i].ms();
+    *total_ms -= timed[i].ms();
   }
 }
 
@@ -179,13 +187,7 @@ void prefill(Loaded& loaded, Selector* selector, Timings* timings) {
 }
 
 void prefill(Loaded& loaded, Needs needs, Timings* timings) {
-  ProgressBar bar("reading", false);
-  const auto begin = Clock::now();
-  loaded.session->prefill(
-      loaded.ids, Watch(needs),
-      [&](const Progress& p) { bar.update(p.done, p.total, p.seconds, "tokens"); },
-      &watch_interrupt());
-  timings->prefill_ms = ms_since(begin);
+  timings->prefill_ms = prefill_ms(loaded, Watch(needs));
 }
 
 double repeat_document(Loaded& loaded, Selector& selector) {
