@@ -133,7 +133,6 @@ struct Needs {
 // one prefix.
 class Observer {
  public:
-  using Needs = kvist::Needs;
   virtual ~Observer() = default;
   virtual Needs needs() const = 0;
   // The layer as it is after some step of prefill: n_tokens so far, and the queries of the step's

@@ -91,8 +91,6 @@ extern constinit const Method adakv = {
     .summary = "lets the heads of a layer compete for its slots by another method's score",
     .decides = "entries",
     .options = kOptions,
-    .select = [](const Options& o) -> std::unique_ptr<Selector> {
-      return std::make_unique<AdaKv>(o);
-    }};
+    .select = make_selector<AdaKv>};
 
 }  // namespace kvist

@@ -55,6 +55,12 @@ TensorView<const float, 3> group_rows(const LayerInput& layer, TensorView<const 
   return {data, {window, group, layer.head_dim}, {q.stride(0), q.stride(1), q.stride(2)}};
 }
 
+TensorView<const float, 3> rows_of(TensorView<const float, 3> q, int begin, int end) {
+  return {q.data() + begin * q.stride(0),
+          {end - begin, q.dim(1), q.dim(2)},
+          {q.stride(0), q.stride(1), q.stride(2)}};
+}
+
 void require_finite_queries(const LayerInput& layer, TensorView<const float, 3> q, int64_t first) {
   for (int64_t t = 0; t < q.dim(0); ++t) {
     for (int64_t h = 0; h < q.dim(1); ++h) {

@@ -13,6 +13,12 @@
 
 namespace kvist {
 
+inline constexpr OptionSpec kSinkOption{.name = "n_sink",
+                                        .kind = OptionSpec::Kind::integer,
+                                        .fallback = "4",
+                                        .unit = "tokens",
+                                        .help = "first tokens that stay"};
+
 // Every token of every head: what a ratio of 0 keeps, without looking.
 Selection keep_everything(const LayerInput& layer);
 
@@ -24,6 +30,9 @@ Buffer<float> read_head(const LayerInput& layer, const HeadRows& from, int head,
 // The q rows of the last `window` positions of a KV head's group, [window, group, head_dim].
 TensorView<const float, 3> group_rows(const LayerInput& layer, TensorView<const float, 3> q,
                                       int head, int window);
+
+// Rows [begin, end) of q.
+TensorView<const float, 3> rows_of(TensorView<const float, 3> q, int begin, int end);
 
 // Throws Error(corrupt) naming layer, query head and position where a row is not finite. Row 0 is
 // position `first`.
@@ -58,6 +67,11 @@ class BestByScore final : public Selector {
 // The two factories of a method that is a scorer and no more.
 template <typename S>
 std::unique_ptr<Scorer> make_scorer(const Options& options) {
+  return std::make_unique<S>(options);
+}
+// Of a method with a selector of its own.
+template <typename S>
+std::unique_ptr<Selector> make_selector(const Options& options) {
   return std::make_unique<S>(options);
 }
 template <typename S>

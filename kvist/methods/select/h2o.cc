@@ -61,9 +61,7 @@ class H2o final : public Scorer {
     std::vector<double> means(static_cast<size_t>(group) * sums->size());
     for (int begin = 0; begin < rows; begin += kTile) {
       const int count = std::min(kTile, rows - begin), n = first + begin + count;
-      const TensorView<const float, 3> tile(q.data() + begin * q.stride(0),
-                                            {count, q.dim(1), q.dim(2)},
-                                            {q.stride(0), q.stride(1), q.stride(2)});
+      const auto tile = rows_of(q, begin, begin + count);
       kernels::window_attention_per_head(keys.data(), n, layer.head_dim, tile, layer.logit_scale,
                                          *layer.pool, means.data());
       for (int g = 0; g < group; ++g) {

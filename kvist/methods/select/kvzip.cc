@@ -21,11 +21,7 @@ constexpr OptionSpec kOptions[] = {
      .fallback = "false",
      .unit = "",
      .help = "every layer keeps as much; else all layers compete"},
-    {.name = "n_sink",
-     .kind = Kind::integer,
-     .fallback = "4",
-     .unit = "tokens",
-     .help = "first tokens that stay"},
+    kSinkOption,
     {.name = "chunk_size",
      .kind = Kind::integer,
      .fallback = "2048",
@@ -100,9 +96,7 @@ void KvZipScorer::observe_repetition(const LayerInput& layer, const Repetition& 
     const auto q = group_rows(layer, r.q, head, rows);
     for (int begin = 0; begin < rows; begin += kTile) {
       const int count = std::min(kTile, rows - begin);
-      const TensorView<const float, 3> tile(q.data() + begin * q.stride(0),
-                                            {count, q.dim(1), q.dim(2)},
-                                            {q.stride(0), q.stride(1), q.stride(2)});
+      const auto tile = rows_of(q, begin, begin + count);
       kernels::window_attention_most(keys.data(), sinks + chunk + r.first_row + begin + count, d,
                                      tile, layer.logit_scale, *layer.pool, top.data());
       for (int i = 0; i < chunk; ++i) {
@@ -162,9 +156,7 @@ extern constinit const Method kvzip = {
     .summary = "keeps what the model attends to when it repeats the document; a second pass",
     .decides = "entries",
     .options = kOptions,
-    .select = [](const Options& o) -> std::unique_ptr<Selector> {
-      return std::make_unique<KvZip>(o);
-    },
+    .select = make_selector<KvZip>,
     .score = make_scorer<KvZipScorer>};
 
 }  // namespace kvist

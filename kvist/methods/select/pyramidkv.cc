@@ -69,8 +69,6 @@ extern constinit const Method pyramidkv = {
     .summary = "SnapKV's score, with more tokens for the lower layers than for the upper",
     .decides = "entries",
     .options = kOptions,
-    .select = [](const Options& o) -> std::unique_ptr<Selector> {
-      return std::make_unique<PyramidKv>(o);
-    }};
+    .select = make_selector<PyramidKv>};
 
 }  // namespace kvist

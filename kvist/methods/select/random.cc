@@ -4,8 +4,8 @@
 
 #include "kvist/core/error.h"
 #include "kvist/core/rng.h"
-#include "kvist/methods/method.h"
 #include "kvist/methods/select/budget.h"
+#include "kvist/methods/select/by_score.h"
 
 namespace kvist {
 namespace {
@@ -69,8 +69,6 @@ extern constinit const Method random_control = {
     .summary = "a control, not a method: keeps uniformly random tokens, each head its own",
     .decides = "entries",
     .options = kOptions,
-    .select = [](const Options& o) -> std::unique_ptr<Selector> {
-      return std::make_unique<Random>(o);
-    }};
+    .select = make_selector<Random>};
 
 }  // namespace kvist

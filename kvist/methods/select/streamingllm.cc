@@ -8,11 +8,7 @@ namespace {
 constexpr OptionSpec kOptions[] = {
     kRatioOption,
     kKeepOption,
-    {.name = "n_sink",
-     .kind = OptionSpec::Kind::integer,
-     .fallback = "4",
-     .unit = "tokens",
-     .help = "first tokens that stay"},
+    kSinkOption,
 };
 
 class StreamingLlm final : public Scorer {

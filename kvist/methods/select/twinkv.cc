@@ -358,9 +358,7 @@ extern constinit const Method twinkv = {
         "attention",
     .decides = "entries",
     .options = kOptions,
-    .select = [](const Options& o) -> std::unique_ptr<Selector> {
-      return std::make_unique<TwinKv>(o);
-    },
+    .select = make_selector<TwinKv>,
     .score = make_scorer<TwinKvScorer>};
 
 }  // namespace kvist
