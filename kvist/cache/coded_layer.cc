@@ -238,7 +238,8 @@ Bytes CodedLayer::bytes() const {
   const int dense =
       std::min(sinks_, n_tokens_) + (dense_from_ < n_tokens_ ? n_tokens_ - dense_from_ : 0);
   bytes.payload = (2 * numbers * static_cast<uint64_t>(width_) + 7) / 8;
-  bytes.metadata = static_cast<uint64_t>(dense) * shape_.token_bytes();
+  bytes.metadata = 4 * static_cast<uint64_t>(dense) *
+                   static_cast<uint64_t>(shape_.kv_heads * shape_.head_dim);  // f16, k and v
   bytes.shared = 8 * static_cast<uint64_t>(shape_.kv_heads * shape_.head_dim);
   const auto add = [&](const auto& buffers) {
     for (const auto& buffer : buffers) bytes.allocated += buffer.allocated_bytes();

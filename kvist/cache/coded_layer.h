@@ -55,7 +55,6 @@ class CodedLayer {
   // Token `token` < size, written once: k, v [kv_heads][head_dim] f32 as attention has them. A head
   // with a number that is not finite is counted; its codes mean nothing.
   void write(int token, const float* k, const float* v) noexcept;
-  void write_head(int head, int token, const float* k, const float* v) noexcept;
   // Tokens [token, token + n) of one head at once, n <= 64 and `token` a multiple of 64: the codes
   // that write() gives. k, v [n][head_dim]; scratch: block_scratch_floats(). Different blocks and
   // heads from several threads at once are safe.
@@ -110,6 +109,7 @@ class CodedLayer {
     }
   };
 
+  void write_head(int head, int token, const float* k, const float* v) noexcept;
   size_t page_bytes() const { return kernels::key_page_bytes(shape_.head_dim, width_); }
   void encode(float* x, const HeadTransform& u, const float* mu, const float* sigma,
               uint8_t* leaf) noexcept;

@@ -197,7 +197,9 @@ Bytes CodedPrefix::bytes(int layer) const {
 
 void CodedPrefix::reserve(AttendWorkspace& workspace, int n_rows, int n_tokens,
                           int n_workers) const {
-  PrefixCache::reserve(workspace, n_rows, n_tokens, n_workers);
+  // Workspaces of plain layers are for the longest of them.
+  if (std::any_of(layers_.begin(), layers_.end(), [](const Layer& l) { return l.coded.empty(); }))
+    PrefixCache::reserve(workspace, n_rows, n_tokens, n_workers);
   workspace.read().reserve(shape(), longest_head() + n_tokens, n_workers);
 }
 
