@@ -66,7 +66,7 @@ TEST(Quality, TwinKvKeepsThePasskeyAndRandomEvictionLosesIt) {
     for (const std::string& spec : specs) {
       const auto selector = parse_spec(spec).make_selector();
       Session session(*model, pool, {});
-      session.prefill(ids, selector ? selector->needs() : Selector::Needs{});
+      session.prefill(ids, selector ? selector->needs() : Needs{});
       const uint64_t before = session.prefix().bytes().payload;
       if (selector) session.compress(*selector);
       std::string text;

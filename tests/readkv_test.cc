@@ -138,7 +138,7 @@ Asked ask(Model& model, ThreadPool& pool, const Tokenizer& tokenizer, const test
   Session session(model, pool, {});
   const auto selector = spec.make_selector();
   session.prefill(testing::context_ids(tokenizer, row.context),
-                  selector ? selector->needs() : Selector::Needs{});
+                  selector ? selector->needs() : Needs{});
   if (selector) session.compress(*selector);
   if (spec.reading()) session.encode(spec.reading()->plan, std::move(code));
   Asked asked;
@@ -217,7 +217,7 @@ TEST_F(ReadKv, BehindASelectorThatKeepsAllNothingChanges) {
     const Spec spec = parse_spec(text);
     Session session(*model_, pool_, {});
     const auto selector = spec.make_selector();
-    session.prefill(std::span(ids_).first(600), selector ? selector->needs() : Selector::Needs{});
+    session.prefill(std::span(ids_).first(600), selector ? selector->needs() : Needs{});
     if (selector) session.compress(*selector);
     session.encode(spec.reading()->plan, code(spec));
     return session.extend(session.open(), std::span(ids_).subspan(600, 40));

@@ -4,7 +4,6 @@
 #include <CLI/Validators.hpp>
 #include <cstdio>
 #include <fstream>
-#include <limits>
 
 #include "kvist/cli/command.h"
 #include "kvist/cli/comparison.h"
@@ -209,16 +208,10 @@ Action add(CLI::App& app) {
   app.add_option("--ratio", options->ratio, "share removed, where a spec does not say")
       ->type_name("RATIO")
       ->capture_default_str();
-  app.add_option("-q,--question", options->questions,
-                 "asked of the document; may be given more than once")
-      ->type_name("TEXT")
-      ->allow_extra_args(false)
-      ->required();
+  add_questions(app, &options->questions)->required();
   app.add_option("--answer-prefix", options->answer_prefix, "how all answers begin")
       ->type_name("TEXT");
-  app.add_option("-n,--n-predict", options->answer.limit, "most tokens of an answer")
-      ->check(CLI::Range(1, std::numeric_limits<int>::max()))
-      ->capture_default_str();
+  add_answer_limit(app, &options->answer.limit);
   app.add_flag("--csv", options->csv, "print the table as CSV");
   app.add_option("--html", options->html, "write a page with a picture, the table and the answers")
       ->type_name("FILE");

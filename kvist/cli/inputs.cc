@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <deque>
 #include <filesystem>
+#include <limits>
 
 #include "kvist/cli/document.h"
 #include "kvist/cli/interrupt.h"
@@ -79,6 +80,19 @@ void add_inputs(CLI::App& app, Inputs* inputs) {
       ->type_name("SPEC")
       ->capture_default_str();
   add_document_options(app, inputs);
+}
+
+CLI::Option* add_questions(CLI::App& app, std::vector<std::string>* questions) {
+  return app
+      .add_option("-q,--question", *questions, "asked of the document; may be given more than once")
+      ->type_name("TEXT")
+      ->allow_extra_args(false);
+}
+
+void add_answer_limit(CLI::App& app, int* limit) {
+  app.add_option("-n,--n-predict", *limit, "most tokens of an answer")
+      ->check(CLI::Range(1, std::numeric_limits<int>::max()))
+      ->capture_default_str();
 }
 
 std::string model_path(const Inputs& inputs) {

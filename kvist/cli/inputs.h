@@ -29,6 +29,10 @@ struct Inputs {
 void add_inputs(CLI::App& app, Inputs* inputs);
 // The same without --method, for commands that take several.
 void add_document_options(CLI::App& app, Inputs* inputs);
+// -q, once for each question.
+CLI::Option* add_questions(CLI::App& app, std::vector<std::string>* questions);
+// -n, at least 1.
+void add_answer_limit(CLI::App& app, int* limit);
 // -m and what belongs to it alone, for commands that need no document.
 void add_model_options(CLI::App& app, Inputs* inputs);
 

@@ -143,15 +143,6 @@ PictureText picture_text(const Loaded& loaded, const Survival& s) {
               " of keys and values instead of ", human_bytes(reference_bytes(info, s.n_tokens)))};
 }
 
-void write_picture(const std::string& path, const Survival& s, const PictureText& text) {
-  const bool html = path.ends_with(".html") || path.ends_with(".htm");
-  std::ofstream file(path, std::ios::binary);
-  file << (html ? survival_html(s, text) : survival_svg(s, text));
-  file.close();
-  if (!file) throw Error(ErrorKind::io, str(path, ": cannot write the picture"));
-  std::fprintf(stderr, "picture: %s\n", path.c_str());
-}
-
 nlohmann::json survival_json(const Loaded& loaded, const Context& context, const Survival& s,
                              const Session::Explanation& explanation, const Timings& timings) {
   Report report;
@@ -219,7 +210,9 @@ int inspect(const InspectOptions& options, const Context& context) {
     std::fputs(table.text().c_str(), stdout);
     if (has_colour(1)) std::fputs(shaded_document(survival).c_str(), stdout);
   }
-  for (const std::string& path : options.read.pictures) write_picture(path, survival, text);
+  for (const std::string& path : options.read.pictures)
+    write_picture(path,
+                  is_html(path) ? survival_html(survival, text) : survival_svg(survival, text));
   return kDone;
 }
 

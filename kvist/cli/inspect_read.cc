@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <optional>
 
@@ -216,15 +215,6 @@ PictureText picture_text(const Loaded& loaded, const ReadInspection& options, co
               query)};
 }
 
-void write_picture(const std::string& path, const Depths& depths, const PictureText& text) {
-  const bool html = path.ends_with(".html") || path.ends_with(".htm");
-  std::ofstream file(path, std::ios::binary);
-  file << (html ? depths_html(depths, text) : depths_svg(depths, text));
-  file.close();
-  if (!file) throw Error(ErrorKind::io, str(path, ": cannot write the picture"));
-  std::fprintf(stderr, "picture: %s\n", path.c_str());
-}
-
 void print_verdict(const View& view) {
   double least = 0, most = 0;
   size_t n = 0;
@@ -261,7 +251,9 @@ int inspect_reading(const ReadInspection& options, Loaded& loaded, const Context
     std::fputs(table.text().c_str(), stdout);
     if (options.certificate) print_verdict(view);
   }
-  for (const std::string& path : options.pictures) write_picture(path, view.depths, text);
+  for (const std::string& path : options.pictures)
+    write_picture(path,
+                  is_html(path) ? depths_html(view.depths, text) : depths_svg(view.depths, text));
   const std::vector<int> failed = failures(view);
   for (int layer : failed)
     std::fprintf(stderr, "layer %d: the certificate's bound is below the true error\n", layer);

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdio>
+#include <fstream>
 #include <map>
 #include <optional>
 
@@ -47,6 +49,16 @@ class LabelLines {
 };
 
 }  // namespace
+
+bool is_html(std::string_view path) { return path.ends_with(".html") || path.ends_with(".htm"); }
+
+void write_picture(const std::string& path, const std::string& picture) {
+  std::ofstream file(path, std::ios::binary);
+  file << picture;
+  file.close();
+  if (!file) throw Error(ErrorKind::io, str(path, ": cannot write the picture"));
+  std::fprintf(stderr, "picture: %s\n", path.c_str());
+}
 
 std::string svg_head(double height, const PictureText& text) {
   std::string out = str("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 ", num(kWidth),

@@ -25,6 +25,11 @@ using svg::line;
 using svg::num;
 using svg::rect;
 
+// Whether a picture at `path` is to be a page.
+bool is_html(std::string_view path);
+// Writes it and says so on stderr; throws io naming the path.
+void write_picture(const std::string& path, const std::string& picture);
+
 // Every picture is a plot with room for labels at its left and bars at its right.
 constexpr double kLeft = 64, kPlotWidth = 960, kSideGap = 14, kSideWidth = 120, kRight = 64;
 constexpr double kWidth = kLeft + kPlotWidth + kSideGap + kSideWidth + kRight;

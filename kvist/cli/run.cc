@@ -6,7 +6,6 @@
 #include <CLI/Validators.hpp>
 #include <algorithm>
 #include <cstdio>
-#include <limits>
 #include <string>
 #include <vector>
 
@@ -162,17 +161,12 @@ int run(RunOptions options, const Context& context) {
 Action add(CLI::App& app) {
   auto options = std::make_shared<RunOptions>();
   add_inputs(app, &options->inputs);
-  app.add_option("-q,--question", options->questions,
-                 "asked of the document; may be given more than once")
-      ->type_name("TEXT")
-      ->allow_extra_args(false);
+  add_questions(app, &options->questions);
   app.add_option("--answer-prefix", options->answer_prefixes,
                  "how answers begin: given once for all questions, or once for each")
       ->type_name("TEXT")
       ->allow_extra_args(false);
-  app.add_option("-n,--n-predict", options->answer.limit, "most tokens of an answer")
-      ->check(CLI::Range(1, std::numeric_limits<int>::max()))
-      ->capture_default_str();
+  add_answer_limit(app, &options->answer.limit);
   app.add_option("--temp", options->answer.sampling.temperature, "0 is greedy")
       ->check(CLI::Range(0.0, 100.0))
       ->capture_default_str();
