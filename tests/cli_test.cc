@@ -281,6 +281,19 @@ TEST_F(CliWithModel, ComparesMethodsOverOnePrefill) {
   EXPECT_NE(slurp(path("c.html")).find("<circle"), std::string::npos);
 }
 
+TEST_F(CliWithModel, ReadsWithinABound) {
+  const Outcome got = kvist("run " + inputs() + kAsk + "-q 'And again?' --method 'streamingllm' " +
+                            "--max-cache 256 -n 12 --json");
+  ASSERT_EQ(got.code, 0) << got.err;
+  const auto run = nlohmann::json::parse(got.out);
+  EXPECT_EQ(run["answers"].size(), 2u);
+  EXPECT_LE(run["kept"][0][0], 256);
+  EXPECT_GT(run["n_prompt"], 256);
+  EXPECT_EQ(run["payload_bytes"], 30 * 3 * 2 * 64 * 2 * run["kept"][0][0].get<int>());
+  for (const char* wrong : {"--method twinkv", "--method 'keydiff(ratio=0.5)'", "--together"})
+    EXPECT_EQ(kvist("run " + inputs() + kAsk + "--max-cache 256 " + wrong).code, 2) << wrong;
+}
+
 TEST_F(CliWithModel, StreamsOnlyTheAnswerToStdout) {
   const Outcome got = kvist("run " + inputs() + kAsk + "-n 12 --method none");
   ASSERT_EQ(got.code, 0) << got.err;

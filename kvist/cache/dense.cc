@@ -47,6 +47,16 @@ void DenseLayer::write(int token, const float* k, const float* v) noexcept {
     kernels::store_token(k_[head].data(), v_[head].data(), shape_.type, d, token, k, v);
 }
 
+void DenseLayer::keep(std::span<const std::vector<int32_t>> kept) noexcept {
+  KVIST_ASSERT(kept.size() == k_.size());
+  for (size_t head = 0; head < kept.size(); ++head) {
+    KVIST_ASSERT(kept[head].size() == kept[0].size());
+    kernels::keep_tokens(k_[head].data(), v_[head].data(), shape_.type, shape_.head_dim,
+                         kept[head]);
+  }
+  n_tokens_ = static_cast<int>(kept[0].size());
+}
+
 kernels::KvRun DenseLayer::run(int head) const {
   const size_t h = static_cast<size_t>(head);
   return {.k = k_[h].data(),

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "kvist/cache/bytes.h"
@@ -41,6 +42,9 @@ class DenseLayer {
   void resize(int n_tokens);
   // Token `token` < size: k, v [kv_heads][head_dim] f32.
   void write(int token, const float* k, const float* v) noexcept;
+
+  // Only the tokens kept[head] (ascending, as many in every head) stay, in order, from now on.
+  void keep(std::span<const std::vector<int32_t>> kept) noexcept;
 
   int size() const { return n_tokens_; }
   kernels::KvRun run(int head) const;

@@ -104,6 +104,29 @@ std::vector<std::vector<int32_t>> draw_kept(const KvShape& shape, int n, uint64_
   return kept;
 }
 
+TEST(DenseLayer, KeepsTheBitsOfThoseThatStay) {
+  for (Scalar type : kTypes) {
+    DenseLayer layer({.kv_heads = 2, .heads = 4, .head_dim = 20, .type = type});
+    append(&layer, 200);
+    const uint64_t allocated = layer.bytes().allocated;
+    std::vector<std::vector<int32_t>> kept(2);
+    for (int t = 0; t < 200; ++t) {
+      if (t % 3 != 1) kept[0].push_back(t);
+      if (t >= 67) kept[1].push_back(t);
+    }
+    layer.keep(kept);
+    for (int head = 0; head < 2; ++head)
+      expect_tokens(layer.run(head), head, kept[static_cast<size_t>(head)]);
+    EXPECT_EQ(layer.bytes().allocated, allocated);
+    append(&layer, 67);  // tokens 133 to 199 come behind
+    for (int head = 0; head < 2; ++head) {
+      auto& all = kept[static_cast<size_t>(head)];
+      for (int t = 133; t < 200; ++t) all.push_back(t);
+      expect_tokens(layer.run(head), head, all);
+    }
+  }
+}
+
 TEST(RaggedLayer, HoldsExactlyTheSurvivorsUnchanged) {
   for (Scalar type : kTypes)
     for (int d : {5, 64}) {

@@ -30,6 +30,10 @@ class SuffixLayer {
     else
       std::get_if<CodedLayer>(&store_)->write(token, k, v);
   }
+  // Of a dense layer: see DenseLayer.
+  void keep(std::span<const std::vector<int32_t>> kept) noexcept {
+    std::get<DenseLayer>(store_).keep(kept);
+  }
   int size() const {
     return std::visit([](const auto& layer) { return layer.size(); }, store_);
   }

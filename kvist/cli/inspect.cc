@@ -146,6 +146,7 @@ PictureText picture_text(const Loaded& loaded, const Survival& s) {
 nlohmann::json survival_json(const Loaded& loaded, const Context& context, const Survival& s,
                              const Session::Explanation& explanation, const Timings& timings) {
   Report report;
+  report.n_tokens = loaded.session->n_prompt();
   report.timings = timings;
   report.stage.bytes = loaded.session->prefix().bytes();
   report.kept = kept_counts(loaded.session->prefix());

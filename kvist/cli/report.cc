@@ -119,7 +119,7 @@ double median_tok_s(const std::vector<Answer>& answers) {
 }
 
 std::string summary(const Loaded& loaded, const Report& report) {
-  const uint64_t reference = reference_bytes(loaded.model->info(), loaded.session->n_prompt());
+  const uint64_t reference = reference_bytes(loaded.model->info(), report.n_tokens);
   const bool none = loaded.spec.none();
   const std::string prefill = ms(report.timings.prefill_ms);
   Table table({"cache", "payload", "metadata", "allocated", "factor", "prefill ms", "construct ms",
@@ -132,7 +132,7 @@ std::string summary(const Loaded& loaded, const Report& report) {
   }
   table.add(
       stage_row(report.stage, reference, none ? "–" : ms(report.timings.construct_ms), prefill));
-  return str(human_count(static_cast<uint64_t>(loaded.session->n_prompt())), " tokens, ",
+  return str(human_count(static_cast<uint64_t>(report.n_tokens)), " tokens, ",
              loaded.model->info().name.empty() ? loaded.model->info().architecture
                                                : loaded.model->info().name,
              "\n", table.text(), reads_text(report.stage.reads));
@@ -140,7 +140,7 @@ std::string summary(const Loaded& loaded, const Report& report) {
 
 json to_json(const Loaded& loaded, const Context& context, const Report& report) {
   const ModelInfo& info = loaded.model->info();
-  const uint64_t reference = reference_bytes(info, loaded.session->n_prompt());
+  const uint64_t reference = reference_bytes(info, report.n_tokens);
   json out = {{"kvist", version()},
               {"commit", commit()},
               {"model", info.path},
@@ -149,7 +149,7 @@ json to_json(const Loaded& loaded, const Context& context, const Report& report)
               {"threads", context.threads},
               {"simd_target", kernels::current_target()},
               {"cache_type", name(loaded.session->prefix().shape().type)},
-              {"n_prompt", loaded.session->n_prompt()},
+              {"n_prompt", report.n_tokens},
               {"method", loaded.spec.none() ? "none" : loaded.spec.text},
               {"ratio", loaded.spec.removed().value()},
               {"reference_bytes", reference},

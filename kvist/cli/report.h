@@ -25,6 +25,7 @@ struct Stage {
 };
 
 struct Report {
+  int n_tokens = 0;  // that the cache stands for
   Timings timings;
   std::optional<Stage> uncompressed;  // measured only where it was asked for
   Stage stage;

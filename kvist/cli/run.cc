@@ -5,7 +5,10 @@
 #include <CLI/Option.hpp>
 #include <CLI/Validators.hpp>
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
+#include <limits>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -28,6 +31,7 @@ struct RunOptions {
   std::vector<std::string> answer_prefixes;  // none, one for all questions, or one each
   AnswerOptions answer;
   bool together = false, compare = false;
+  int max_cache = 0;  // entries a head of a cache that grows; 0: the document is a prefix
 };
 
 const std::string& prefix_of(const RunOptions& options, size_t question) {
@@ -40,6 +44,15 @@ void check(const RunOptions& options, const Context& context) {
   for (const std::string& question : options.questions) require_utf8(question, "--question");
   for (const std::string& prefix : options.answer_prefixes) {
     require_utf8(prefix, "--answer-prefix");
+  }
+  if (options.max_cache > 0 && (options.together || options.compare || options.questions.empty())) {
+    throw Error(
+        ErrorKind::invalid_argument,
+        options.questions.empty()
+            ? "--max-cache needs a question: -q TEXT"
+            : str("--max-cache holds one conversation, the document and then question after "
+                  "question: it goes without ",
+                  options.together ? "--together" : "--compare"));
   }
   const size_t n_prefixes = options.answer_prefixes.size(), n_questions = options.questions.size();
   if (n_prefixes > 1 && n_prefixes != n_questions) {
@@ -132,11 +145,74 @@ void print_side_by_side(const Report& report, const RunOptions& options) {
   }
 }
 
+std::vector<std::vector<int>> entries_of(const ModelInfo& info, int entries) {
+  return std::vector(static_cast<size_t>(info.n_layers),
+                     std::vector(static_cast<size_t>(info.kv_heads), entries));
+}
+
+// Reads the document into a sequence of its own, in which entries are evicted on the way.
+void read_growing(Loaded& loaded, int sequence, Timings* timings) {
+  constexpr size_t kStep = 512;  // tokens between two looks at Ctrl-C
+  ProgressBar bar("reading", false);
+  const auto begin = std::chrono::steady_clock::now();
+  const auto seconds = [&] {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  };
+  const std::span<const int32_t> ids = loaded.ids;
+  for (size_t at = 0; at < ids.size(); at += kStep) {
+    if (watch_interrupt())
+      throw Error(ErrorKind::interrupted, str("stopped after ", at, " of ", ids.size(),
+                                              " prompt tokens; nothing was kept"));
+    loaded.session->extend(sequence, ids.subspan(at, std::min(kStep, ids.size() - at)));
+    bar.update(static_cast<int>(std::min(at + kStep, ids.size())), static_cast<int>(ids.size()),
+               seconds(), "tokens");
+  }
+  timings->prefill_ms = 1e3 * seconds();
+}
+
+// The document and all that follows are one sequence of a bounded cache.
+int run_growing(const RunOptions& options, Loaded& loaded, const Context& context) {
+  const auto evictor = loaded.spec.make_evictor();
+  Session& session = *loaded.session;
+  session.start_empty();
+  const int sequence = session.open_bounded(*evictor, options.max_cache);
+  Report report;
+  read_growing(loaded, sequence, &report.timings);
+  report.stage.label = str(loaded.spec.text, ", at most ", options.max_cache);
+  std::optional<int32_t> unseen;
+  for (size_t i = 0; i < options.questions.size() && !*options.answer.stop; ++i) {
+    std::optional<std::vector<int32_t>> ids;
+    if (i > 0) ids = loaded.prompt->follow_up(options.questions[i], prefix_of(options, i));
+    if (!ids) ids = loaded.prompt->question(options.questions[i], prefix_of(options, i));
+    if (unseen) ids->insert(ids->begin(), *unseen);
+    if (!context.json) announce(options.questions[i], prefix_of(options, i));
+    report.stage.answers.push_back(answer_in(session, *loaded.tokenizer, sequence, *ids,
+                                             options.answer,
+                                             context.json ? OnPiece() : OnPiece(put)));
+    unseen = report.stage.answers.back().unseen;
+    report.stage.answers.back().question = options.questions[i];
+    if (!context.json) put("\n");
+  }
+  if (*options.answer.stop) return kInterrupted;
+  report.stage.bytes = session.suffix_bytes();
+  report.stage.tok_s = median_tok_s(report.stage.answers);
+  report.n_tokens = session.suffix_length(sequence);
+  report.kept = entries_of(loaded.model->info(), session.suffix_entries(sequence));
+  if (context.json) {
+    put(to_json(loaded, context, report).dump(2) + "\n");
+  } else {
+    std::fprintf(stderr, "\n%s", summary(loaded, report).c_str());
+  }
+  return kDone;
+}
+
 int run(RunOptions options, const Context& context) {
   check(options, context);
   const std::atomic<bool>& stop = watch_interrupt();
   options.answer.stop = &stop;
+  if (options.max_cache > 0) parse_spec(options.inputs.method).make_evictor();
   Loaded loaded = load(options.inputs, context);
+  if (options.max_cache > 0) return run_growing(options, loaded, context);
   const auto selector = loaded.spec.make_selector();
   Report report;
   prefill(loaded, selector.get(), &report.timings);
@@ -145,6 +221,7 @@ int run(RunOptions options, const Context& context) {
   if (stop) return kInterrupted;
   compress(loaded, selector.get(), nullptr, &report.timings);
   report.kept = kept_counts(loaded.session->prefix());
+  report.n_tokens = loaded.session->n_prompt();
   if (options.questions.empty()) return chat(loaded, options.answer, prefix_of(options, 0));
   report.stage = ask(loaded, options, loaded.spec.none() ? "none" : loaded.spec.text,
                      !compare && !context.json);
@@ -177,6 +254,13 @@ Action add(CLI::App& app) {
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
   app.add_option("--seed", options->answer.sampling.seed, "of the sampling")->capture_default_str();
+  app.add_option(
+         "--max-cache", options->max_cache,
+         "a cache that grows within so many entries a head: document, questions and answers "
+         "are one conversation, and the method (streamingllm, keydiff or h2o) decides what "
+         "leaves")
+      ->type_name("N")
+      ->check(CLI::Range(16, std::numeric_limits<int>::max()));
   app.add_flag("--together", options->together, "decode all questions as one batch");
   app.add_flag("--compare", options->compare, "ask before and after compression, side by side");
   return [options](const Context& context) { return run(*options, context); };

@@ -83,4 +83,9 @@ void transpose_into_block(const float* rows, int n, int head_dim, float* block) 
 // from.type each.
 void gather(const KvRun& from, std::span<const int32_t> kept, void* k_out, void* v_out) noexcept;
 
+// The tokens `kept` (ascending) of a growing run, whose blocks are all whole, become its first
+// ones: in place, bit for bit.
+void keep_tokens(void* k, void* v, Scalar type, int head_dim,
+                 std::span<const int32_t> kept) noexcept;
+
 }  // namespace kvist::kernels

@@ -228,5 +228,33 @@ void gather(const KvRun& from, std::span<const int32_t> kept, void* k_out, void*
     gather_bits(from, kept, static_cast<uint32_t*>(k_out), static_cast<uint32_t*>(v_out));
 }
 
+namespace {
+
+template <typename Bits>
+void keep_bits(Bits* k, Bits* v, int d, std::span<const int32_t> kept) {
+  const auto column = [&](int64_t token) {
+    return k + token / kBlock * kBlock * d + token % kBlock;
+  };
+  for (size_t to = 0; to < kept.size(); ++to) {
+    const int64_t from = kept[to];
+    if (from == static_cast<int64_t>(to)) continue;
+    const Bits* source = column(from);
+    Bits* target = column(static_cast<int64_t>(to));
+    for (int c = 0; c < d; ++c) target[c * kBlock] = source[c * kBlock];
+    std::memcpy(v + static_cast<int64_t>(to) * d, v + from * d,
+                sizeof(Bits) * static_cast<size_t>(d));
+  }
+}
+
+}  // namespace
+
+void keep_tokens(void* k, void* v, Scalar type, int head_dim,
+                 std::span<const int32_t> kept) noexcept {
+  if (size_of(type) == 2)
+    keep_bits(static_cast<uint16_t*>(k), static_cast<uint16_t*>(v), head_dim, kept);
+  else
+    keep_bits(static_cast<uint32_t*>(k), static_cast<uint32_t*>(v), head_dim, kept);
+}
+
 }  // namespace kvist::kernels
 #endif  // HWY_ONCE

@@ -77,7 +77,12 @@ nlohmann::ordered_json json_of(const Method& method) {
           {"paper", method.paper},
           {"summary", method.summary},
           {"decides", method.decides},
+          {"bounds_growth", method.evict != nullptr},
           {"options", options}};
+}
+
+const char* growth_text(const Method& method) {
+  return method.evict == nullptr ? "" : "; bounds a cache that grows too (run --max-cache)";
 }
 
 }  // namespace
@@ -106,6 +111,7 @@ std::string method_text(const Method& method) {
   }
   std::string out = str(method.name, ": ", method.summary, "\n");
   out += str("decides ", method.decides);
+  out += growth_text(method);
   if (*method.paper != '\0') out += str("; ", method.paper);
   out += fmt::format("\n\n  {:<{}}  {:<{}}  {:<{}}  {}\n", "option", name_width, "default",
                      default_width, "values", values_width, "meaning");
@@ -118,8 +124,8 @@ std::string method_text(const Method& method) {
 }
 
 std::string method_markdown(const Method& method) {
-  std::string out =
-      str("## ", method.name, "\n\n", method.summary, ".\n\nDecides: ", method.decides, ".");
+  std::string out = str("## ", method.name, "\n\n", method.summary,
+                        ".\n\nDecides: ", method.decides, growth_text(method), ".");
   if (*method.paper != '\0') out += str(" Source: ", method.paper, ".");
   out += "\n\n| option | default | values | meaning |\n| --- | --- | --- | --- |\n";
   for (const OptionSpec& option : method.options) {

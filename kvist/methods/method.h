@@ -173,6 +173,15 @@ class Selector : public Observer {
   virtual void settle(std::span<Selection>) {}
 };
 
+// Keeps a cache that grows within so many entries. One object serves one sequence.
+class Evictor : public Observer {
+ public:
+  // Which entries of a layer stay, n_kept < n_tokens of each KV head, as ascending indices. Here
+  // layer.n_tokens counts the entries that are left, oldest first, not positions; so do observe()
+  // and the rows of its keys.
+  virtual std::vector<std::vector<int32_t>> stay(const LayerInput& layer, int n_kept) = 0;
+};
+
 struct Reading;  // methods/read/reading.h
 
 struct Method {
@@ -186,6 +195,8 @@ struct Method {
   // How what stays is coded, and how much of it one query reads.
   Reading (*read)(const Options&) = nullptr;
   std::unique_ptr<Scorer> (*score)(const Options&) = nullptr;
+  // What leaves a cache that grows, again and again; the options of a ratio mean nothing here.
+  std::unique_ptr<Evictor> (*evict)(const Options&) = nullptr;
 };
 
 // All methods, in the order they are shown.

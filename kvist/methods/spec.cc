@@ -238,6 +238,22 @@ std::unique_ptr<Selector> Spec::make_selector() const {
   return nullptr;
 }
 
+std::unique_ptr<Evictor> Spec::make_evictor() const {
+  if (calls.size() != 1 || calls[0].method->evict == nullptr) {
+    std::string names;
+    for (const Method* method : methods())
+      if (method->evict != nullptr) names += str(names.empty() ? "" : ", ", method->name);
+    throw Error(ErrorKind::invalid_argument,
+                str(text, " does not bound a cache that grows; expected one of: ", names));
+  }
+  for (const char* name : {"ratio", "keep"}) {
+    if (calls[0].options.given(name))
+      throw Error(ErrorKind::invalid_argument,
+                  str(text, ": a cache that grows is bounded by entries; leave out ", name));
+  }
+  return calls[0].method->evict(calls[0].options);
+}
+
 std::optional<Reading> Spec::reading() const {
   for (const MethodCall& call : calls) {
     if (call.method->read != nullptr) return call.method->read(call.options);

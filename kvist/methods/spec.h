@@ -27,6 +27,9 @@ struct Spec {
   bool none() const { return calls.empty(); }
   // The selector of the spec, or null where every token stays.
   std::unique_ptr<Selector> make_selector() const;
+  // The method as a bound on a cache that grows. Throws invalid_argument where it is none, or not
+  // alone, or says how much to remove.
+  std::unique_ptr<Evictor> make_evictor() const;
   Ratio removed() const;  // of the selector; 0 without one
   // How the survivors are coded and read, or nothing where they stay plain numbers.
   std::optional<Reading> reading() const;

@@ -194,6 +194,23 @@ TEST(Spec, WhatCodesComesAfterWhatSelects) {
   EXPECT_THROW(parse_spec("readkv+readkv(read=2)"), Error);
 }
 
+TEST(Spec, BoundsOfGrowingCachesStandAlone) {
+  EXPECT_NE(parse_spec("streamingllm(n_sink=2)").make_evictor(), nullptr);
+  EXPECT_NE(parse_spec("h2o").make_evictor(), nullptr);
+  const auto message = [](const char* text) {
+    try {
+      parse_spec(text).make_evictor();
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  EXPECT_NE(message("twinkv").find("streamingllm, h2o, keydiff"), std::string::npos);
+  EXPECT_NE(message("none").find("expected one of"), std::string::npos);
+  EXPECT_NE(message("keydiff+readkv").find("expected one of"), std::string::npos);
+  EXPECT_NE(message("keydiff(keep=0.5)").find("leave out keep"), std::string::npos);
+}
+
 TEST(Spec, OptionsOfAScorerMayBeGivenToWhoAsksIt) {
   EXPECT_EQ(parse_spec("adakv(window_size=16, ratio=0.4)").text, "adakv(ratio=0.4,window_size=16)");
   EXPECT_EQ(parse_spec("adakv(epsilon=0.01,scorer=expected_attention)").text,

@@ -85,7 +85,21 @@ struct Session::Impl {
   const PrefixCache& require_prefix() const;
   PlainPrefix& require_plain();
   void hold(LayerStores document, int n_tokens);
-  LayerStores& stores_of(int sequence);
+  // A question, or a text of its own.
+  struct Sequence {
+    LayerStores stores;
+    int n_tokens = 0;            // appended
+    Evictor* evictor = nullptr;  // of a bounded one
+    int most = 0;                // entries a head
+    QueryWindow step = {};       // queries of one step, where the evictor looks at them
+  };
+  Sequence& sequence(int id);
+  int step_tokens(const Sequence& sequence) const {
+    return sequence.evictor == nullptr ? options.chunk : std::min(options.chunk, sequence.most / 4);
+  }
+  void make_room(Sequence& sequence, int n_new);
+  void append(Sequence& sequence, std::span<const int32_t> tokens, std::span<const uint8_t> want,
+              std::vector<float>* logits);
   void forget_window() {  // unless it is of a prefix that may come back
     if (!aside) window = {};
   }
@@ -104,6 +118,7 @@ struct Session::Impl {
            std::vector<float>* logits);
   LayerInput layer_input(int layer, int n_tokens, const HeadRows& keys, const HeadRows& values);
   void show_step(const LayerStores& document, const QueryWindow& step, const Watch& watch);
+  void show_step(const LayerStores& stores, const QueryWindow& step, Evictor* evictor);
   void show_repetition(const Repeat& repeat, const LayerStores& input, const QueryWindow& step,
                        std::span<Observer* const> observers);
   using Kept = std::vector<std::vector<int32_t>>;  // of a layer, by KV head
@@ -124,7 +139,7 @@ struct Session::Impl {
   QueryWindow window;
   int n_prompt = 0;
   int next_sequence = 1;
-  std::map<int, LayerStores> sequences;
+  std::map<int, Sequence> sequences;
 };
 
 const PrefixCache& Session::Impl::require_prefix() const {
@@ -151,12 +166,44 @@ void Session::Impl::hold(LayerStores document, int n_tokens) {
   n_prompt = n_tokens;
 }
 
-LayerStores& Session::Impl::stores_of(int sequence) {
-  const auto found = sequences.find(sequence);
-  if (found == sequences.end()) {
-    throw Error(ErrorKind::invalid_argument, str("sequence ", sequence, " is not open"));
-  }
+Session::Impl::Sequence& Session::Impl::sequence(int id) {
+  const auto found = sequences.find(id);
+  if (found == sequences.end())
+    throw Error(ErrorKind::invalid_argument, str("sequence ", id, " is not open"));
   return found->second;
+}
+
+// Evicts where n_new more tokens would not fit, and an eighth of the bound with them, so that it is
+// not done for every token.
+void Session::Impl::make_room(Sequence& s, int n_new) {
+  const int size = s.stores.front().size();
+  if (s.evictor == nullptr || size + n_new <= s.most) return;
+  const int n_kept = std::min(size - 1, s.most - std::max(n_new, s.most / 8));
+  std::vector<Kept> kept;
+  for (int layer = 0; layer < model.info().n_layers; ++layer) {
+    const DenseLayer& stored = s.stores[static_cast<size_t>(layer)].dense();
+    const DenseRows keys(stored, true), values(stored, false);
+    kept.push_back(s.evictor->stay(layer_input(layer, size, keys, values), n_kept));
+  }
+  for (size_t layer = 0; layer < kept.size(); ++layer) s.stores[layer].keep(kept[layer]);
+}
+
+// The next tokens of one sequence, in one step.
+void Session::Impl::append(Sequence& s, std::span<const int32_t> tokens,
+                           std::span<const uint8_t> want, std::vector<float>* logits) {
+  const int count = static_cast<int>(tokens.size()), first = n_prompt + s.n_tokens;
+  make_room(s, count);
+  std::vector<int32_t> positions(tokens.size());
+  for (int i = 0; i < count; ++i) positions[static_cast<size_t>(i)] = first + i;
+  const SequenceRows rows{&s.stores, 0, count};
+  std::vector<QueryWindow*> record;
+  if (s.evictor != nullptr && s.evictor->needs().every_query) {
+    s.step.restart(first, count);
+    record.push_back(&s.step);
+  }
+  run(&require_prefix(), {&rows, 1}, tokens, positions, want, record, logits);
+  s.n_tokens += count;
+  if (!record.empty()) show_step(s.stores, s.step, s.evictor);
 }
 
 // One step of the model over `rows`, all or nothing.
@@ -212,6 +259,17 @@ void Session::Impl::show_step(const LayerStores& document, const QueryWindow& st
     }
     for (Observer* observer : watch.observers)
       if (observer->needs().every_query) observer->observe(input);
+  }
+}
+
+void Session::Impl::show_step(const LayerStores& stores, const QueryWindow& step,
+                              Evictor* evictor) {
+  for (int layer = 0; layer < model.info().n_layers; ++layer) {
+    const DenseLayer& stored = stores[static_cast<size_t>(layer)].dense();
+    const DenseRows keys(stored, true), values(stored, false);
+    LayerInput input = layer_input(layer, stored.size(), keys, values);
+    input.q = step.rows(layer);
+    evictor->observe(input);
   }
 }
 
@@ -424,44 +482,67 @@ const PrefixCache& Session::prefix() const { return impl_->require_prefix(); }
 int Session::n_prompt() const { return impl_->n_prompt; }
 
 int Session::open() {
-  impl_->require_prefix();
+  const PrefixCache& prefix = impl_->require_prefix();
   const int id = impl_->next_sequence++;
-  impl_->sequences.emplace(id, impl_->require_prefix().new_suffix());
+  impl_->sequences.emplace(id, Impl::Sequence{.stores = prefix.new_suffix()});
+  return id;
+}
+
+int Session::open_bounded(Evictor& evictor, int most) {
+  Impl& s = *impl_;
+  constexpr int kLeast = 16;  // a step appends a quarter of the bound
+  if (most < kLeast) {
+    throw Error(ErrorKind::invalid_argument,
+                str("a growing cache of ", most, " entries: expected at least ", kLeast));
+  }
+  if (s.coded || s.require_prefix().longest_head() > 0) {
+    throw Error(ErrorKind::invalid_argument,
+                "a growing cache holds all of its text: it begins with an empty prefix");
+  }
+  const int id = open();
+  Impl::Sequence& made = s.sequence(id);
+  made.evictor = &evictor;
+  made.most = most;
+  for (SuffixLayer& layer : made.stores) layer.reserve(most);
+  if (evictor.needs().every_query) {
+    const ModelInfo& info = s.model.info();
+    made.step = QueryWindow(info.n_layers, info.heads, info.head_dim, s.step_tokens(made),
+                            s.step_tokens(made));
+  }
   return id;
 }
 
 void Session::close(int sequence) {
-  impl_->stores_of(sequence);
+  impl_->sequence(sequence);
   impl_->sequences.erase(sequence);
 }
 
-int Session::suffix_length(int sequence) const { return impl_->stores_of(sequence).front().size(); }
+int Session::suffix_length(int sequence) const { return impl_->sequence(sequence).n_tokens; }
+int Session::suffix_entries(int sequence) const {
+  return impl_->sequence(sequence).stores.front().size();
+}
 int Session::room(int sequence) const {
   return impl_->model.info().context - impl_->n_prompt - suffix_length(sequence);
 }
 
-void Session::Impl::extend(int sequence, std::span<const int32_t> tokens, bool all,
+void Session::Impl::extend(int id, std::span<const int32_t> tokens, bool all,
                            std::vector<float>* logits) {
-  const PrefixCache& over = require_prefix();
-  LayerStores& stores = stores_of(sequence);
+  Sequence& s = sequence(id);
   const int n = static_cast<int>(tokens.size());
   if (n == 0) throw Error(ErrorKind::invalid_argument, "no tokens to append");
-  const int first = n_prompt + stores.front().size();
+  const int first = n_prompt + s.n_tokens;
   if (first + n > model.info().context) {
     throw Error(ErrorKind::invalid_argument,
                 str("the context of ", model.info().context, " tokens is full: ", first,
                     " are in use and ", n, " more were asked for"));
   }
   logits->clear();
-  for (int begin = 0; begin < n; begin += options.chunk) {
-    const int count = std::min(options.chunk, n - begin);
-    std::vector<int32_t> positions(count);
+  for (int begin = 0; begin < n; begin += step_tokens(s)) {
+    const int count = std::min(step_tokens(s), n - begin);
     std::vector<uint8_t> want(count, all);
-    for (int i = 0; i < count; ++i) positions[i] = first + begin + i;
     if (begin + count == n) want.back() = 1;
-    const SequenceRows rows{&stores, 0, count};
     std::vector<float> part;
-    run(&over, {&rows, 1}, tokens.subspan(begin, count), positions, want, {}, &part);
+    append(s, tokens.subspan(begin, count), want, &part);
     logits->insert(logits->end(), part.begin(), part.end());
   }
 }
@@ -482,25 +563,32 @@ void Session::decode(std::span<const int32_t> sequences, std::span<const int32_t
                      std::vector<float>* logits) {
   Impl& s = *impl_;
   const PrefixCache& over = s.require_prefix();
+  for (int id : sequences) {
+    if (room(id) < 1) {
+      throw Error(ErrorKind::invalid_argument, str("the context of ", s.model.info().context,
+                                                   " tokens is full in sequence ", id));
+    }
+    if (s.sequence(id).evictor != nullptr && sequences.size() > 1)
+      throw Error(ErrorKind::invalid_argument,
+                  str("sequence ", id, " is bounded: it decodes alone"));
+  }
+  const std::vector<uint8_t> want(tokens.size(), 1);
+  if (sequences.size() == 1) return s.append(s.sequence(sequences[0]), tokens, want, logits);
   std::vector<SequenceRows> rows;
   std::vector<int32_t> positions;
   for (size_t i = 0; i < sequences.size(); ++i) {
-    LayerStores& stores = s.stores_of(sequences[i]);
-    if (room(sequences[i]) < 1) {
-      throw Error(ErrorKind::invalid_argument, str("the context of ", s.model.info().context,
-                                                   " tokens is full in sequence ", sequences[i]));
-    }
-    rows.push_back({&stores, static_cast<int>(i), 1});
-    positions.push_back(s.n_prompt + stores.front().size());
+    Impl::Sequence& one = s.sequence(sequences[i]);
+    rows.push_back({&one.stores, static_cast<int>(i), 1});
+    positions.push_back(s.n_prompt + one.n_tokens);
   }
-  const std::vector<uint8_t> want(tokens.size(), 1);
   s.run(&over, rows, tokens, positions, want, {}, logits);
+  for (int id : sequences) ++s.sequence(id).n_tokens;
 }
 
 Bytes Session::suffix_bytes() const {
   Bytes total;
-  for (const auto& [id, stores] : impl_->sequences) {
-    for (const SuffixLayer& layer : stores) total += layer.bytes();
+  for (const auto& [id, sequence] : impl_->sequences) {
+    for (const SuffixLayer& layer : sequence.stores) total += layer.bytes();
   }
   return total;
 }

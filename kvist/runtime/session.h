@@ -105,8 +105,13 @@ class Session {
 
   // Opens a question over the prefix: a new private suffix, empty. Returns its id.
   int open();
+  // Over a prefix of no tokens (start_empty()): a sequence that holds at most `most` entries a
+  // head. Before a step needs more room, `evictor`, which outlives the sequence, decides who
+  // leaves; positions go on counting. Such a sequence decodes alone.
+  int open_bounded(Evictor& evictor, int most);
   void close(int sequence);
-  int suffix_length(int sequence) const;
+  int suffix_length(int sequence) const;   // tokens appended, evicted ones too
+  int suffix_entries(int sequence) const;  // those that are left, in each head
   // Appends `tokens` to one sequence in chunks; returns the logits of the last.
   std::vector<float> extend(int sequence, std::span<const int32_t> tokens);
   // Logits after every token instead: [tokens][vocab].

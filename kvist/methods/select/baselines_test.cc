@@ -352,6 +352,26 @@ TEST(Baselines, NothingIsRecordedThatNobodyNeeds) {
   EXPECT_EQ(needs("kvzip(chunk_size=100)").repeat_chunk, 100);
 }
 
+// Two heads of one query head, keys along one axis: attention is known. Of 4 entries 3 stay: the
+// newest, and the two best of the others by all the attention they ever got.
+TEST(Baselines, H2oKeepsSumsOfThoseThatStay) {
+  ThreadPool pool(1);
+  TestLayer layer(4, 1, 1, 2, 4);
+  fill(&layer.k, {{0, 0, 5, 0, 1, 0, 0, 0}}, 2);
+  fill(&layer.q, {{1, 0, 1, 0, 1, 0, 1, 0}}, 2);
+  const auto evictor = parse_spec("h2o").make_evictor();
+  EXPECT_TRUE(evictor->needs().every_query);
+  evictor->observe(layer.input(pool, 0));
+  EXPECT_EQ(evictor->stay(layer.input(pool, 0), 3), (Sets{{0, 1, 3}}));  // 0 was alone once
+
+  // What stayed, and a new entry that all the attention goes to; then 0 is still ahead of 3.
+  TestLayer next(4, 1, 1, 2, 1);
+  fill(&next.k, {{0, 0, 5, 0, 0, 0, 9, 0}}, 2);
+  fill(&next.q, {{3, 0}}, 2);
+  evictor->observe(next.input(pool, 0));
+  EXPECT_EQ(evictor->stay(next.input(pool, 0), 3), (Sets{{0, 1, 3}}));
+}
+
 TEST(PairRotation, TurnsAndTurnsBack) {
   for (bool adjacent : {false, true}) {
     const Rope rope{.frequencies = {1.0, 0.1}, .magnitude = 1.5, .adjacent = adjacent};

@@ -64,10 +64,28 @@ class BestByScore final : public Selector {
   Ratio removed_;
 };
 
-// The two factories of a method that is a scorer and no more.
+// Keeps each head's best of the entries that are left.
+class EvictByScore final : public Evictor {
+ public:
+  explicit EvictByScore(std::unique_ptr<Scorer> scorer) : scorer_(std::move(scorer)) {}
+  Needs needs() const override { return scorer_->needs(); }
+  std::vector<std::vector<int32_t>> stay(const LayerInput& layer, int n_kept) override {
+    return keep_best(layer, scorer_->score(layer, n_kept), n_kept, false).kept;
+  }
+
+ private:
+  std::unique_ptr<Scorer> scorer_;
+};
+
+// The factories of a method that is a scorer and no more.
 template <typename S>
 std::unique_ptr<Scorer> make_scorer(const Options& options) {
   return std::make_unique<S>(options);
+}
+// Of a scorer that looks at nothing but the entries it is given.
+template <typename S>
+std::unique_ptr<Evictor> make_evict_by(const Options& options) {
+  return std::make_unique<EvictByScore>(make_scorer<S>(options));
 }
 // Of a method with a selector of its own.
 template <typename S>

@@ -51,6 +51,7 @@ extern constinit const Method keydiff = {
     .decides = "entries",
     .options = kOptions,
     .select = make_best_by<KeyDiff>,
-    .score = make_scorer<KeyDiff>};
+    .score = make_scorer<KeyDiff>,
+    .evict = make_evict_by<KeyDiff>};
 
 }  // namespace kvist

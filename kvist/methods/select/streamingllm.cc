@@ -37,6 +37,7 @@ extern constinit const Method streamingllm = {
     .summary = "keeps the first tokens and the most recent, alike in every head",
     .decides = "entries",
     .options = kOptions,
-    .select = make_best_by<StreamingLlm>};
+    .select = make_best_by<StreamingLlm>,
+    .evict = make_evict_by<StreamingLlm>};
 
 }  // namespace kvist
