@@ -1,142 +1,106 @@
 // SPDX-License-Identifier: MIT
 // kvist eval: what a compressed cache still knows, measured beside the uncompressed one.
+#include "kvist/cli/eval.h"
+
 #include <CLI/Option.hpp>
 #include <CLI/Validators.hpp>
 #include <algorithm>
-#include <cstdio>
-#include <nlohmann/json.hpp>
 
-#include "kvist/cli/command.h"
-#include "kvist/cli/inputs.h"
-#include "kvist/cli/interrupt.h"
-#include "kvist/cli/terminal.h"
-#include "kvist/cli/texts.h"
+#include "kvist/cli/comparison.h"
 #include "kvist/core/error.h"
-#include "kvist/eval/perplexity.h"
+#include "kvist/eval/suite.h"
 
 namespace kvist {
 namespace {
 
-struct EvalOptions {
-  Inputs inputs;
-  std::string suite = "perplexity", protocol = "prefix";
-  std::vector<std::string> methods, texts;
-  int documents = 4, tokens = 1024;
-};
-
-// One window from the start of every document that is long enough.
-std::vector<std::vector<int32_t>> windows_of(const EvalOptions& options,
-                                             const Tokenizer& tokenizer) {
-  std::vector<std::vector<int32_t>> windows;
-  const auto length = static_cast<size_t>(options.tokens);
-  for (auto& tokens : tokenized(options.texts, tokenizer)) {
-    if (tokens.size() < length || windows.size() == static_cast<size_t>(options.documents))
-      continue;
-    tokens.resize(length);
-    windows.push_back(std::move(tokens));
+std::vector<Ratio> ratios_of(const std::string& text) {
+  std::vector<Ratio> ratios;
+  if (text.empty()) return ratios;
+  for (const std::string& one : split_specs(text)) {
+    ratios.push_back(Ratio::parse(one));
+    if (ratios.back().num >= ratios.back().den) {
+      throw Error(ErrorKind::invalid_argument,
+                  str("--ratios ", text, ": expected from 0 to below 1 (shares removed)"));
+    }
   }
-  if (windows.empty()) {
-    throw Error(ErrorKind::invalid_argument,
-                str("no document of --text has ", options.tokens, " tokens (--tokens)"));
-  }
-  return windows;
+  return ratios;
 }
 
-nlohmann::ordered_json json_of(const Contestant& contestant, const PerplexityResult& r) {
-  return {{"method", contestant.spec.none() ? "none" : contestant.spec.text},
-          {"targets", r.stats.targets()},
-          {"perplexity", r.stats.perplexity()},
-          {"base_perplexity", r.stats.base_perplexity()},
-          {"log_ratio", {{"mean", r.stats.log_ratio().mean}, {"se", r.stats.log_ratio().se}}},
-          {"kl",
-           {{"mean", r.stats.kl().mean},
-            {"se", r.stats.kl().se},
-            {"median", r.stats.kl_percentile(0.5)},
-            {"p99", r.stats.kl_percentile(0.99)},
-            {"max", r.stats.kl_percentile(1)}}},
-          {"same_top", r.stats.same_top().mean},
-          {"stored_bytes", r.bytes.stored()},
-          {"plain_bytes", r.plain_bytes},
-          {"read_bits", r.reads.bits_per_number()}};
+std::string suite_names() {
+  std::string names;
+  for (const Suite* suite : suites()) names += str(suite->name, ", ");
+  return names + "perplexity, a file of rows (.jsonl), or score";
 }
 
 int run_eval(const EvalOptions& options, const Context& context) {
-  const std::atomic<bool>& stop = watch_interrupt();
-  std::vector<Contestant> contestants;
-  for (const std::string& method : options.methods) contestants.push_back({parse_spec(method), {}});
-  const std::string path = model_path(options.inputs);
-  const auto model = Model::load(path, model_options(options.inputs, context));
-  for (Contestant& c : contestants) {
-    if (const auto reading = c.spec.reading())
-      c.code = load_code(options.inputs.calibration, *reading, model->info());
-  }
-  const auto tokenizer = Tokenizer::load(path);
-  const auto windows = windows_of(options, *tokenizer);
-  const Protocol protocol = options.protocol == "causal" ? Protocol::causal : Protocol::prefix;
-  std::vector<PerplexityResult> results;
-  {
-    ProgressBar bar("measuring", false);
-    results = perplexity(
-        *model, *context.pool, protocol, contestants, windows,
-        [&](const Progress& p) { bar.update(p.done, p.total, p.seconds, "tokens"); }, &stop);
-  }
-  if (context.json) {
-    auto rows = nlohmann::ordered_json::array();
-    for (size_t i = 0; i < results.size(); ++i) rows.push_back(json_of(contestants[i], results[i]));
-    std::printf("%s\n", nlohmann::ordered_json{{"suite", options.suite},
-                                               {"protocol", options.protocol},
-                                               {"model", path},
-                                               {"documents", windows.size()},
-                                               {"tokens", options.tokens},
-                                               {"rows", rows}}
-                            .dump(2)
-                            .c_str());
-    return kDone;
-  }
-  Table table(
-      {"method", "perplexity", "change", "KL", "±", "KL p99", "same top", "factor", "bits read"});
-  for (size_t i = 0; i < results.size(); ++i) {
-    const PerplexityResult& r = results[i];
-    table.add(
-        {contestants[i].spec.none() ? "none" : contestants[i].spec.text,
-         fmt::format("{:.3f}", r.stats.perplexity()),
-         fmt::format("{:+.2f} %", 100 * (r.stats.perplexity() / r.stats.base_perplexity() - 1)),
-         fmt::format("{:.5f}", r.stats.kl().mean), fmt::format("{:.5f}", r.stats.kl().se),
-         fmt::format("{:.4f}", r.stats.kl_percentile(0.99)),
-         fmt::format("{:.1f} %", 100 * r.stats.same_top().mean),
-         fmt::format("{:.2f}x", static_cast<double>(r.plain_bytes) /
-                                    static_cast<double>(std::max<uint64_t>(1, r.bytes.stored()))),
-         r.reads.numbers == 0 ? "–" : fmt::format("{:.2f}", r.reads.bits_per_number())});
-  }
-  std::printf("%s, %zu documents of %d tokens, uncompressed perplexity %.3f\n%s",
-              options.protocol.c_str(), windows.size(), options.tokens,
-              results.front().stats.base_perplexity(), table.text().c_str());
-  return kDone;
+  if (options.suite == "perplexity") return eval_perplexity(options, context);
+  if (options.suite == "score") return eval_score(options, context);
+  return eval_rows(options, context);
+}
+
+void add_row_options(CLI::App& app, EvalOptions* options) {
+  app.add_option("-o,--output", options->folder,
+                 "folder of rows, predictions, results and the page; a run that was stopped goes "
+                 "on there")
+      ->type_name("DIR");
+  app.add_option("--lengths", options->lengths, "tokens of a prompt and its answer")
+      ->delimiter(',')
+      ->check(CLI::Range(64, 1 << 20))
+      ->type_name("N,N")
+      ->capture_default_str();
+  app.add_option("--limit", options->limit, "most rows of a task and length")
+      ->check(CLI::Range(1, 1000000))
+      ->capture_default_str();
+  app.add_option("--seed", options->seed, "of the rows")->capture_default_str();
+  app.add_option("--data", options->data, "folder of prose, words and facts")
+      ->type_name("DIR")
+      ->capture_default_str();
+  app.add_option(
+         "--mode", options->mode,
+         "agnostic: the context is compressed before the question is known; aware: both are "
+         "compressed together")
+      ->check(CLI::IsMember({"agnostic", "aware"}))
+      ->capture_default_str();
+  app.add_option("--control", options->control,
+                 "shuffled: every question is asked of another row's context, and must be lost")
+      ->check(CLI::IsMember({"shuffled"}));
+  app.add_option("--bootstrap", options->replicates, "replicates of the intervals")
+      ->check(CLI::Range(100, 1000000))
+      ->capture_default_str();
+  app.add_flag("--copy-model", options->copy_model,
+               "no model: what survived of the answer is copied, which scores a selection exactly");
+  app.add_flag("--raw", options->inputs.raw, "no chat template");
+}
+
+void add_perplexity_options(CLI::App& app, EvalOptions* options) {
+  app.add_option("--text", options->texts,
+                 "for perplexity: documents, files or folders of .txt and .md files")
+      ->type_name("DIR|FILE");
+  app.add_option("--protocol", options->protocol,
+                 "for perplexity. prefix: the first half is compressed, the second scored; causal: "
+                 "compressed from the first token on")
+      ->check(CLI::IsMember({"prefix", "causal"}))
+      ->capture_default_str();
+  app.add_option("--documents", options->documents, "for perplexity: most documents used")
+      ->check(CLI::Range(1, 100000))
+      ->capture_default_str();
+  app.add_option("--tokens", options->tokens, "for perplexity: of each document, from its start")
+      ->check(CLI::Range(4, 1 << 20))
+      ->capture_default_str();
 }
 
 Action add(CLI::App& app) {
   auto options = std::make_shared<EvalOptions>();
-  app.add_option("suite", options->suite, "what to measure")
-      ->check(CLI::IsMember({"perplexity"}))
-      ->capture_default_str();
-  app.add_option("--method", options->methods, "a method; may be given more than once")
-      ->type_name("SPEC")
-      ->required()
+  app.add_option("suite", options->suite, suite_names())->required();
+  app.add_option("--methods,--method", options->methods,
+                 "method specs, with commas between; may be given more than once")
+      ->type_name("SPECS")
       ->allow_extra_args(false);
-  app.add_option("--text", options->texts, "documents: files, or folders of .txt and .md files")
-      ->type_name("DIR|FILE")
-      ->required();
-  app.add_option("--protocol", options->protocol,
-                 "prefix: the first half is compressed, the second scored; causal: compressed from "
-                 "the first token on")
-      ->check(CLI::IsMember({"prefix", "causal"}))
-      ->capture_default_str();
-  app.add_option("--documents", options->documents, "most documents used")
-      ->check(CLI::Range(1, 100000))
-      ->capture_default_str();
-  app.add_option("--tokens", options->tokens, "of each document, from its start")
-      ->check(CLI::Range(4, 1 << 20))
-      ->capture_default_str();
+  app.add_option("--ratios", options->ratios,
+                 "shares removed, with commas between, where a spec does not say")
+      ->type_name("R,R");
+  add_row_options(app, options.get());
+  add_perplexity_options(app, options.get());
   app.add_option("--calibration", options->inputs.calibration,
                  "for readkv: a file of kvist calibrate (default: where it puts them)")
       ->type_name("FILE");
@@ -145,6 +109,24 @@ Action add(CLI::App& app) {
 }
 
 }  // namespace
+
+std::vector<Spec> specs_of(const EvalOptions& options) {
+  const std::vector<Ratio> ratios = ratios_of(options.ratios);
+  std::vector<Spec> specs;
+  const auto add = [&](const std::string& text) {
+    Spec spec = parse_spec(text);
+    const bool there =
+        std::any_of(specs.begin(), specs.end(), [&](const Spec& s) { return s.text == spec.text; });
+    if (!there) specs.push_back(std::move(spec));
+  };
+  for (const std::string& list : options.methods) {
+    for (const std::string& text : split_specs(list)) {
+      if (ratios.empty()) add(text);
+      for (Ratio ratio : ratios) add(parse_spec(text).text_at(ratio));
+    }
+  }
+  return specs;
+}
 
 extern constinit const Command eval_command = {
     "eval", "measure what compressed caches lose, beside the uncompressed one", add};

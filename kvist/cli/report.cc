@@ -16,12 +16,6 @@ namespace {
 
 using nlohmann::json;
 
-uint64_t peak_rss_bytes() {
-  rusage usage = {};
-  getrusage(RUSAGE_SELF, &usage);
-  return static_cast<uint64_t>(usage.ru_maxrss) * 1024;  // Linux counts in KiB
-}
-
 double factor_of(uint64_t reference, const Bytes& bytes) {
   return bytes.stored() == 0 ? 0
                              : static_cast<double>(reference) / static_cast<double>(bytes.stored());
@@ -89,6 +83,12 @@ std::string reads_text(const ReadCounts& reads) {
 }
 
 }  // namespace
+
+uint64_t peak_rss_bytes() {
+  rusage usage = {};
+  getrusage(RUSAGE_SELF, &usage);
+  return static_cast<uint64_t>(usage.ru_maxrss) * 1024;  // Linux counts in KiB
+}
 
 uint64_t reference_bytes(const ModelInfo& model, int n_tokens) {
   const KvShape shape{model.kv_heads, model.heads, model.head_dim, Scalar::f16};
