@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <numeric>
 
@@ -256,6 +257,25 @@ TEST(ModelStep, RefusesRowsItCannotRun) {
   EXPECT_THROW(attempt(0, -1), Error);
   EXPECT_THROW(attempt(0, 512), Error);
   EXPECT_NO_THROW(attempt(0, 0));
+}
+
+TEST(ModelWeights, TheOutputProjectionIsWhatTheFileHolds) {
+  TinyModel shape;
+  const Written plain(tiny_model(shape));
+  GgufBuilder numbers = tiny_model(shape);
+  const GgufBuilder::Tensor* w = numbers.tensor("blk.1.attn_output.weight");
+  ASSERT_NE(w, nullptr);
+  const std::vector<float> got = Model::load(plain.path, options(1))->output_projection(1);
+  ASSERT_EQ(got.size() * sizeof(float), w->data.size());
+  EXPECT_EQ(std::memcmp(got.data(), w->data.data(), w->data.size()), 0);
+
+  shape.weights = GGML_TYPE_Q4_0;
+  const Written small(tiny_model(shape));
+  const std::string wide = small.path + ".f32";
+  dequantize_gguf(small.path, wide);
+  EXPECT_EQ(Model::load(small.path, options(1))->output_projection(0),
+            Model::load(wide, options(1))->output_projection(0));
+  fs::remove(wide);
 }
 
 TEST(ModelRope, UserScalingReplacesTheFilesAndStretchesTheContext) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -109,6 +110,9 @@ struct LayerInput {
   TensorView<const float, 3> q_pre;  // the same rows before RoPE, where they were asked for
   const Rope* rope = nullptr;        // of the model; null where it is not known
   float logit_scale = 0;             // 1/sqrt(head_dim), or the model's own
+  // Makes [width][heads * head_dim]: what turns the heads' outputs into the layer's; empty without
+  // a model.
+  std::function<std::vector<float>()> output_projection;
   ThreadPool* pool = nullptr;
 };
 

@@ -16,14 +16,26 @@ extern constinit const Method h2o;
 extern constinit const Method keydiff;
 extern constinit const Method expected_attention;
 extern constinit const Method kvzip;
+extern constinit const Method fisher;
 extern constinit const Method knorm;
 extern constinit const Method random_control;
 extern constinit const Method readkv;
 
 std::span<const Method* const> methods() {
   static constexpr const Method* kMethods[] = {
-      &twinkv, &readkv,  &streamingllm,       &snapkv, &pyramidkv, &adakv,
-      &h2o,    &keydiff, &expected_attention, &kvzip,  &knorm,     &random_control,
+      &twinkv,
+      &readkv,
+      &streamingllm,
+      &snapkv,
+      &pyramidkv,
+      &adakv,
+      &h2o,
+      &keydiff,
+      &expected_attention,
+      &kvzip,
+      &fisher,
+      &knorm,
+      &random_control,
   };
   return kMethods;
 }

@@ -42,7 +42,7 @@ Selection run_method(const std::string& spec, TestLayer& layer, int threads = 2)
 // "name(options)", with the smallest window where the method has one: prompts here are short.
 std::string spec_of(const Method& method, const std::string& options) {
   const std::vector<const Method*> snap = {&find_method("snapkv"), &find_method("pyramidkv"),
-                                           &find_method("adakv")};
+                                           &find_method("adakv"), &find_method("fisher")};
   const bool windowed = std::find(snap.begin(), snap.end(), &method) != snap.end();
   return str(method.name, "(", options, windowed ? ",window_size=1" : "", ")");
 }

@@ -106,6 +106,11 @@ struct TestLayer {
       rope.frequencies.push_back(std::pow(1e4, -2.0 * f / head_dim));
     in.rope = &rope;
     in.logit_scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(head_dim)));
+    in.output_projection = [width = static_cast<size_t>(in.heads * head_dim)] {
+      std::vector<float> identity(width * width, 0.0f);
+      for (size_t i = 0; i < width; ++i) identity[i * width + i] = 1;
+      return identity;
+    };
     in.pool = &pool;
     return in;
   }

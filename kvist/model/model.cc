@@ -157,6 +157,18 @@ void Model::step(const RowBatch& rows, Attention& attention, std::vector<float>*
   if (out != nullptr) std::copy_n(out, logits->size(), logits->begin());
 }
 
+std::vector<float> Model::output_projection(int layer) const {
+  const ggml_tensor* w = impl_->weights.layer(layer).out.parts.front();
+  const int64_t columns = w->ne[0], rows = w->ne[1];
+  std::vector<float> out(static_cast<size_t>(columns * rows));
+  if (w->type == GGML_TYPE_F32) {
+    std::copy_n(static_cast<const float*>(w->data), out.size(), out.data());
+  } else {
+    ggml_get_type_traits(w->type)->to_float(w->data, out.data(), columns * rows);
+  }
+  return out;
+}
+
 Model::WeightBytes Model::weight_bytes() const { return impl_->weights.bytes(); }
 
 std::string Model::ggml_version_text() { return str(ggml_version(), " (", ggml_commit(), ")"); }

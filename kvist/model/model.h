@@ -62,6 +62,9 @@ class Model {
   // rows][vocab], resized. An exception thrown while it runs reaches the caller.
   void step(const RowBatch& rows, Attention& attention, std::vector<float>* logits);
 
+  // What turns the heads' outputs into a layer's, widened: [width][heads * head_dim].
+  std::vector<float> output_projection(int layer) const;
+
   // Bytes of weights: mapped from the file, repacked, widened copies.
   struct WeightBytes {
     uint64_t mapped = 0, repacked = 0, widened = 0;

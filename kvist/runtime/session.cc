@@ -239,6 +239,7 @@ LayerInput Session::Impl::layer_input(int layer, int n_tokens, const HeadRows& k
   input.values = &values;
   input.rope = &rope;
   input.logit_scale = info.logit_scale;
+  input.output_projection = [this, layer] { return model.output_projection(layer); };
   input.pool = &pool;
   return input;
 }

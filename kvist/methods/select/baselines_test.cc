@@ -11,6 +11,7 @@
 #include "kvist/methods/select/adakv.h"
 #include "kvist/methods/select/budget.h"
 #include "kvist/methods/select/by_score.h"
+#include "kvist/methods/select/fisher.h"
 #include "kvist/methods/select/kvzip.h"
 #include "kvist/methods/select/pyramidkv.h"
 #include "kvist/methods/spec.h"
@@ -334,6 +335,14 @@ TEST(Baselines, RefuseWhatTheyWereNotShown) {
   }
 }
 
+TEST(Baselines, FisherNeedsAModel) {
+  ThreadPool pool(1);
+  TestLayer layer = TestLayer::random(40, 2, 2, 8, 40, 1);
+  LayerInput in = layer.input(pool);
+  in.output_projection = nullptr;
+  EXPECT_THROW(parse_spec("fisher(window_size=9)").make_selector()->select(in, false), Error);
+}
+
 TEST(Baselines, NothingIsRecordedThatNobodyNeeds) {
   const auto needs = [](const char* spec) { return parse_spec(spec).make_selector()->needs(); };
   for (const char* spec : {"twinkv", "streamingllm", "keydiff", "knorm", "random", "snapkv",
@@ -370,6 +379,59 @@ TEST(Baselines, H2oKeepsSumsOfThoseThatStay) {
   fill(&next.q, {{3, 0}}, 2);
   evictor->observe(next.input(pool, 0));
   EXPECT_EQ(evictor->stay(next.input(pool, 0), 3), (Sets{{0, 1, 3}}));
+}
+
+// Word by word: attention, the head's output, and the projected distance of each value from it.
+TEST(Baselines, FisherSignalIsItsFormula) {
+  constexpr int kN = 23, kHeads = 2, kGroup = 3, kDim = 4, kWindow = 5, kWidth = 7;
+  TestLayer layer = TestLayer::random(kN, kHeads, kGroup, kDim, kWindow, 3);
+  Rng rng(4);
+  std::vector<float> w(static_cast<size_t>(kWidth * kHeads * kGroup * kDim));
+  for (float& x : w) x = static_cast<float>(rng.gaussian());
+  ThreadPool pool(2), one(1);
+  LayerInput in = layer.input(pool);
+  in.output_projection = [&] { return w; };
+  const Scores got = fisher_signal(in, kWindow);
+  for (int g = 0; g < kHeads; ++g) {
+    std::vector<double> want(kN, 0.0);
+    for (int h = g * kGroup; h < (g + 1) * kGroup; ++h) {
+      for (int row = 0; row < kWindow; ++row) {
+        const int seen = kN - kWindow + row + 1;
+        std::vector<double> a, out(kDim, 0.0);
+        double sum = 0;
+        for (int t = 0; t < seen; ++t) {
+          double logit = 0;
+          for (int c = 0; c < kDim; ++c)
+            logit += static_cast<double>(layer.q[(row * kHeads * kGroup + h) * kDim + c]) *
+                     static_cast<double>(layer.key(t, g)[c]);
+          a.push_back(std::exp(logit * static_cast<double>(in.logit_scale)));
+          sum += a.back();
+        }
+        for (int t = 0; t < seen; ++t)
+          for (int c = 0; c < kDim; ++c)
+            out[c] += a[t] / sum * static_cast<double>(layer.value(t, g)[c]);
+        for (int t = 0; t < seen; ++t) {
+          double square = 0;
+          for (int i = 0; i < kWidth; ++i) {
+            double moved = 0;
+            for (int c = 0; c < kDim; ++c)
+              moved += static_cast<double>(w[(i * kHeads * kGroup + h) * kDim + c]) *
+                       (static_cast<double>(layer.value(t, g)[c]) - out[c]);
+            square += moved * moved;
+          }
+          want[t] += a[t] / sum * (a[t] / sum) * square;
+        }
+      }
+    }
+    for (int t = 0; t < kN; ++t) EXPECT_NEAR(got[g][t], want[t], 1e-9 * (1 + want[t])) << g << t;
+  }
+  in.pool = &one;
+  EXPECT_EQ(fisher_signal(in, kWindow), got);
+  const Selection kept = parse_spec("fisher(window_size=5)").make_selector()->select(in, false);
+  for (const auto& head : kept.kept) {
+    ASSERT_EQ(head.size(), 11u);
+    for (int i = 0; i < kWindow; ++i) EXPECT_EQ(head[head.size() - 1 - i], kN - 1 - i);
+  }
 }
 
 TEST(PairRotation, TurnsAndTurnsBack) {

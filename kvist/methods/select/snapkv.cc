@@ -36,23 +36,27 @@ SnapKv::SnapKv(const Options& options)
   }
 }
 
-Scores SnapKv::score(const LayerInput& layer, int n_kept) {
-  const int n = layer.n_tokens, group = layer.heads / layer.kv_heads, before = n - window_;
-  if (before <= 0) {
+void require_window(const LayerInput& layer, int window, int n_kept) {
+  if (layer.n_tokens <= window) {
     throw Error(ErrorKind::invalid_argument,
-                str("a window of ", window_, " tokens does not fit into a prompt of ", n,
-                    "; give a smaller window_size"));
+                str("a window of ", window, " tokens does not fit into a prompt of ",
+                    layer.n_tokens, "; give a smaller window_size"));
   }
-  if (n_kept < window_) {
-    throw Error(ErrorKind::invalid_argument,
-                str("of ", n, " tokens ", n_kept, " may stay, fewer than the window of ", window_,
-                    "; give a smaller ratio or window_size"));
+  if (n_kept < window) {
+    throw Error(ErrorKind::invalid_argument, str("of ", layer.n_tokens, " tokens ", n_kept,
+                                                 " may stay, fewer than the window of ", window,
+                                                 "; give a smaller ratio or window_size"));
   }
-  if (layer.q.dim(0) < window_) {
+  if (layer.q.dim(0) < window) {
     throw Error(ErrorKind::invalid_argument,
-                str("layer ", layer.layer, ": needs the queries of the last ", window_,
+                str("layer ", layer.layer, ": needs the queries of the last ", window,
                     " positions, found ", layer.q.dim(0)));
   }
+}
+
+Scores SnapKv::score(const LayerInput& layer, int n_kept) {
+  require_window(layer, window_, n_kept);
+  const int n = layer.n_tokens, group = layer.heads / layer.kv_heads, before = n - window_;
   Scores scores;
   std::vector<double> means(static_cast<size_t>(group) * static_cast<size_t>(n));
   for (int head = 0; head < layer.kv_heads; ++head) {

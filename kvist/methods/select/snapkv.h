@@ -22,6 +22,10 @@ inline constexpr OptionSpec kKernelSizeOption{.name = "kernel_size",
                                               .least = 1,
                                               .most = 4095};
 
+// Throws Error(invalid_argument) where a window, which stays, does not fit into the prompt or into
+// n_kept, or its queries were not recorded.
+void require_window(const LayerInput& layer, int window, int n_kept);
+
 // Mean attention of the window's queries on each earlier token, averaged over `kernel_size`
 // neighbours (beyond the ends: 0) and over the group; the window itself scores above all.
 class SnapKv final : public Scorer {
