@@ -6,6 +6,8 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 
@@ -16,7 +18,7 @@ namespace {
 
 constexpr size_t kAlign = 64;
 constexpr size_t kMapFrom = 64 * 1024;
-constexpr size_t kHugeFrom = 4 * 1024 * 1024;
+constexpr size_t kHuge = 2 * 1024 * 1024;  // a page that the system may map whole
 constexpr size_t kMost = size_t{1} << 46;
 
 std::atomic<uint64_t> live{0};
@@ -27,6 +29,21 @@ void count(size_t bytes) {
   uint64_t seen = peak.load();
   while (now > seen && !peak.compare_exchange_weak(seen, now)) {
   }
+}
+
+// Zeroed pages; where a huge one fits, from the beginning of one on, so that no part of it is lost.
+void* map_pages(size_t size) {
+  const size_t extra = size >= kHuge ? kHuge : 0;
+  void* mapped =
+      mmap(nullptr, size + extra, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mapped == MAP_FAILED) return nullptr;
+  if (extra == 0) return mapped;
+  auto* const begin = static_cast<std::byte*>(mapped);
+  const size_t before = (kHuge - reinterpret_cast<uintptr_t>(begin) % kHuge) % kHuge;
+  if (before > 0) munmap(begin, before);
+  munmap(begin + before + size, extra - before);
+  madvise(begin + before, size, MADV_HUGEPAGE);  // a hint: failure costs speed only
+  return begin + before;
 }
 
 }  // namespace
@@ -49,12 +66,7 @@ Block allocate_block(size_t size) {
     } else {
       const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
       block.allocated = (size + page - 1) / page * page;
-      void* mapped = mmap(nullptr, block.allocated, PROT_READ | PROT_WRITE,
-                          MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-      block.data = mapped == MAP_FAILED ? nullptr : mapped;
-      if (block.data != nullptr && size >= kHugeFrom) {
-        madvise(block.data, block.allocated, MADV_HUGEPAGE);  // a hint: failure costs speed only
-      }
+      block.data = map_pages(block.allocated);
     }
   }
   if (block.data == nullptr) {

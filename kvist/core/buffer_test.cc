@@ -29,6 +29,16 @@ TEST(Buffer, IsAlignedZeroedAndOfItsSize) {
   EXPECT_EQ(Buffer<int>(0).allocated_bytes(), 0u);
 }
 
+// Or the system maps small pages at both ends, and readers that jump about wait for page walks.
+TEST(Buffer, LargeOnesBeginWhereAHugePageMay) {
+  constexpr size_t kHuge = size_t{1} << 21;
+  for (size_t n : {kHuge, kHuge + 1, 3 * kHuge - 1}) {
+    Buffer<uint8_t> buffer(n);
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(buffer.data()) % kHuge, 0u) << n;
+    buffer[n - 1] = 1;
+  }
+}
+
 // Just below the size from which blocks are mappings, rounding up reaches it.
 TEST(Buffer, SizesAroundTheFirstMappingAreFreedAsTheyWereMade) {
   for (size_t n = 65536 - 200; n <= 65536 + 200; ++n) {
