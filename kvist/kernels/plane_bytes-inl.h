@@ -28,60 +28,33 @@ constexpr int kByteZero = 128;  // the byte of 0
 // What a step of bytes stands for.
 inline float byte_unit() { return tree_centroids(kByteDepth)[(1 << kByteDepth) - 1] / 127; }
 
-// table[depth][prefix] = kByteZero + round(centroid / byte_unit()); the first 2^depth count.
+// Keys of depths 1 and 2: distances of their bytes from kByteZero. Odd ones, or one alone, make the
+// bytes sums modulo 2 of what each bit contributes. 77 / 23 is the ratio of the code to 0.4 %.
+constexpr int kByteOf1 = 37;
+constexpr int kByteOf2[2] = {23, 77};
+static_assert(((kByteZero - kByteOf2[1]) ^ (kByteZero - kByteOf2[0]) ^ (kByteZero + kByteOf2[0]) ^
+               (kByteZero + kByteOf2[1])) == 0);
+
+// table[depth][prefix] = kByteZero + round(centroid / unit[depth]), repeated to fill 64 entries.
 struct ByteTables {
   alignas(64) uint8_t at[kByteDepth + 1][64];
+  float unit[kByteDepth + 1];
 };
 inline const ByteTables& byte_tables() {
   static const ByteTables made = [] {
     ByteTables t{};
-    for (int depth = 1; depth <= kByteDepth; ++depth)
-      for (int i = 0; i < 1 << depth; ++i)
+    for (int depth = 1; depth <= kByteDepth; ++depth) {
+      const float* c = tree_centroids(depth);
+      t.unit[depth] = depth == 1   ? c[1] / kByteOf1
+                      : depth == 2 ? (c[2] + c[3]) / (kByteOf2[0] + kByteOf2[1])
+                                   : byte_unit();
+      for (int i = 0; i < 64; ++i)
         t.at[depth][i] = static_cast<uint8_t>(
-            kByteZero + static_cast<int>(std::lround(tree_centroids(depth)[i] / byte_unit())));
+            kByteZero + static_cast<int>(std::lround(c[i % (1 << depth)] / t.unit[depth])));
+    }
     return t;
   }();
   return made;
-}
-
-// 64 lanes of a plane.
-HWY_INLINE __mmask64 load_plane(const uint8_t* p) {
-  return _load_mask64(reinterpret_cast<__mmask64*>(const_cast<uint8_t*>(p)));
-}
-
-// The bytes of 64 codes read to kDepth; plane(s) is the word of their plane s + 1.
-template <int kDepth, typename Plane>
-HWY_INLINE __m512i bytes64(const Plane& plane, __m512i table) {
-  __m512i prefix = _mm512_maskz_mov_epi8(plane(0), _mm512_set1_epi8(1 << (kDepth - 1)));
-#pragma GCC unroll 8
-  for (int s = 1; s < kDepth; ++s)
-    prefix =
-        _mm512_mask_add_epi8(prefix, plane(s), prefix, _mm512_set1_epi8(1 << (kDepth - 1 - s)));
-  return _mm512_permutexvar_epi8(prefix, table);
-}
-
-// Four items' bytes side by side: group k of out [4][64] holds, in its 16-byte blocks b, lanes
-// 16 b + 4 k + 0 .. 3.
-HWY_INLINE void interleave(__m512i b0, __m512i b1, __m512i b2, __m512i b3,
-                           uint8_t* HWY_RESTRICT out) {
-  const __m512i a = _mm512_unpacklo_epi8(b0, b1), b = _mm512_unpackhi_epi8(b0, b1);
-  const __m512i c = _mm512_unpacklo_epi8(b2, b3), d = _mm512_unpackhi_epi8(b2, b3);
-  _mm512_store_si512(out, _mm512_unpacklo_epi16(a, c));
-  _mm512_store_si512(out + 64, _mm512_unpackhi_epi16(a, c));
-  _mm512_store_si512(out + 128, _mm512_unpacklo_epi16(b, d));
-  _mm512_store_si512(out + 192, _mm512_unpackhi_epi16(b, d));
-}
-
-// The sums of interleave()'s lanes in order.
-HWY_INLINE void undo_interleave(__m512i* sum) {
-  const __m512i low01 = _mm512_shuffle_i32x4(sum[0], sum[1], 0x44);
-  const __m512i high01 = _mm512_shuffle_i32x4(sum[0], sum[1], 0xEE);
-  const __m512i low23 = _mm512_shuffle_i32x4(sum[2], sum[3], 0x44);
-  const __m512i high23 = _mm512_shuffle_i32x4(sum[2], sum[3], 0xEE);
-  sum[0] = _mm512_shuffle_i32x4(low01, low23, 0x88);
-  sum[1] = _mm512_shuffle_i32x4(low01, low23, 0xDD);
-  sum[2] = _mm512_shuffle_i32x4(high01, high23, 0x88);
-  sum[3] = _mm512_shuffle_i32x4(high01, high23, 0xDD);
 }
 
 // sum += the dots of four bytes. As assembly, since gcc 12 copies every sum around the intrinsic.
@@ -89,13 +62,27 @@ HWY_INLINE void add_dots(__m512i& sum, __m512i bytes, __m512i weights) {
   asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(bytes), "v"(weights));
 }
 
-// out[r][0, lanes) += unit[r] * (sum over steps of the four dots - the part of kByteZero).
+// Sums of tokens as StepBytes leaves them: lane 4 l + 2 i + h of sum[k] is token 8 i + 2 k + h of a
+// run l of 16, which becomes sum[l].
+HWY_INLINE void order_tokens(__m512i* sum) {
+  const __m512i a = _mm512_unpacklo_epi64(sum[0], sum[1]);
+  const __m512i b = _mm512_unpacklo_epi64(sum[2], sum[3]);
+  const __m512i c = _mm512_unpackhi_epi64(sum[0], sum[1]);
+  const __m512i d = _mm512_unpackhi_epi64(sum[2], sum[3]);
+  const __m512i ab01 = _mm512_shuffle_i32x4(a, b, 0x44), ab23 = _mm512_shuffle_i32x4(a, b, 0xEE);
+  const __m512i cd01 = _mm512_shuffle_i32x4(c, d, 0x44), cd23 = _mm512_shuffle_i32x4(c, d, 0xEE);
+  sum[0] = _mm512_shuffle_i32x4(ab01, cd01, 0x88), sum[1] = _mm512_shuffle_i32x4(ab01, cd01, 0xDD);
+  sum[2] = _mm512_shuffle_i32x4(ab23, cd23, 0x88), sum[3] = _mm512_shuffle_i32x4(ab23, cd23, 0xDD);
+}
+
+// out[r][lanes] += unit[r] * (sum over steps of the four dots - the part of kByteZero).
 //
-//   bytes    [n_steps][4][64] of interleave()
+//   bytes    [n_steps][4][64]
 //   weights  row r at weights + r * stride: four signed bytes a step
 //   zero     [rows] kByteZero times the sum of a row's weights
-//   kInOrder lane 4 b + i of group k is 16 k + 4 b + i, not that of interleave()
-template <int kRows, bool kInOrder>
+//   kTokens  bytes are those of StepBytes, and the four runs lie 128 lanes apart; else lane i of
+//            vector k is lane 16 k + i. Lanes from `lanes` on, of kTokens runs, stay as they are
+template <int kRows, bool kTokens>
 HWY_INLINE void add_steps(const uint8_t* HWY_RESTRICT bytes, int n_steps,
                           const int32_t* HWY_RESTRICT weights, int64_t stride, const int32_t* zero,
                           const float* unit, float* HWY_RESTRICT out, int64_t out_stride,
@@ -117,13 +104,13 @@ HWY_INLINE void add_steps(const uint8_t* HWY_RESTRICT bytes, int n_steps,
   }
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
-    if (!kInOrder) undo_interleave(sum[r]);
+    if (kTokens) order_tokens(sum[r]);
     const __m512 u = _mm512_set1_ps(unit[r]);
 #pragma GCC unroll 4
     for (int k = 0; k < 4; ++k) {
-      const int left = lanes - 16 * k;
+      const int first = (kTokens ? 128 : 16) * k, left = lanes - first;
       const __mmask16 mask = left >= 16 ? 0xFFFF : left <= 0 ? 0 : (1u << left) - 1;
-      float* to = out + r * out_stride + 16 * k;
+      float* to = out + r * out_stride + first;
       const __m512 x = _mm512_cvtepi32_ps(sum[r][k]);
       _mm512_mask_storeu_ps(to, mask, _mm512_fmadd_ps(x, u, _mm512_maskz_loadu_ps(mask, to)));
     }
@@ -131,7 +118,7 @@ HWY_INLINE void add_steps(const uint8_t* HWY_RESTRICT bytes, int n_steps,
 }
 
 // The same for any number of rows.
-template <bool kInOrder>
+template <bool kTokens>
 void add_bytes(const uint8_t* bytes, int n_steps, const int32_t* weights, int64_t stride,
                const int32_t* zero, const float* unit, int rows, float* out, int64_t out_stride,
                int lanes) {
@@ -139,22 +126,22 @@ void add_bytes(const uint8_t* bytes, int n_steps, const int32_t* weights, int64_
     const int n = rows > 6 ? (rows > 8 ? 6 : 4) : rows;
     switch (n) {
       case 1:
-        add_steps<1, kInOrder>(bytes, n_steps, weights, stride, zero, unit, out, out_stride, lanes);
+        add_steps<1, kTokens>(bytes, n_steps, weights, stride, zero, unit, out, out_stride, lanes);
         break;
       case 2:
-        add_steps<2, kInOrder>(bytes, n_steps, weights, stride, zero, unit, out, out_stride, lanes);
+        add_steps<2, kTokens>(bytes, n_steps, weights, stride, zero, unit, out, out_stride, lanes);
         break;
       case 3:
-        add_steps<3, kInOrder>(bytes, n_steps, weights, stride, zero, unit, out, out_stride, lanes);
+        add_steps<3, kTokens>(bytes, n_steps, weights, stride, zero, unit, out, out_stride, lanes);
         break;
       case 4:
-        add_steps<4, kInOrder>(bytes, n_steps, weights, stride, zero, unit, out, out_stride, lanes);
+        add_steps<4, kTokens>(bytes, n_steps, weights, stride, zero, unit, out, out_stride, lanes);
         break;
       case 5:
-        add_steps<5, kInOrder>(bytes, n_steps, weights, stride, zero, unit, out, out_stride, lanes);
+        add_steps<5, kTokens>(bytes, n_steps, weights, stride, zero, unit, out, out_stride, lanes);
         break;
       default:
-        add_steps<6, kInOrder>(bytes, n_steps, weights, stride, zero, unit, out, out_stride, lanes);
+        add_steps<6, kTokens>(bytes, n_steps, weights, stride, zero, unit, out, out_stride, lanes);
     }
     rows -= n, weights += n * stride, zero += n, unit += n, out += n * out_stride;
   }

@@ -16,6 +16,7 @@
 #include "kvist/kernels/attend-inl.h"
 #include "kvist/kernels/plane_bytes-inl.h"
 #include "kvist/kernels/plane_code-inl.h"
+#include "kvist/kernels/plane_pages-inl.h"
 #include "kvist/kernels/tree_guide.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -134,18 +135,25 @@ void fill_bytes(KeyReader* reader, const float* weight) {
       for (int i = first; i < n; ++i) reader->bytes[r * reader->row_bytes() + i] = i < own ? 1 : 0;
   }
   reader->n_steps = n / kStepItems;
+  float relative[kByteDepth + 1] = {};
+  for (int depth = 1; depth <= kByteDepth; ++depth)
+    relative[depth] = byte_tables().unit[depth] / byte_unit();
   for (int r = 0; r < reader->rows; ++r) {
-    const float* w = weight + int64_t{r} * reader->head_dim;
+    // In units of a depth's reconstructions over the common one.
+    const auto w = [&](int i) {
+      const int c = reader->items[i];
+      return weight[int64_t{r} * reader->head_dim + c] * relative[reader->depths[c]];
+    };
     int8_t* to = reader->bytes + r * reader->row_bytes();
     float largest = 0, all = 0;
-    for (int i = 0; i < n; ++i) largest = std::max(largest, std::abs(w[reader->items[i]]));
+    for (int i = 0; i < n; ++i) largest = std::max(largest, std::abs(w(i)));
     const float scale = largest < 1e-35f ? 0 : 127 / largest;
     int sum = 0, used = 0;
     for (int i = 0; i < n; ++i) {
       if (to[i] == 0) continue;
-      to[i] = static_cast<int8_t>(std::lrint(w[reader->items[i]] * scale));
+      to[i] = static_cast<int8_t>(std::lrint(w(i) * scale));
       sum += to[i];
-      all += std::abs(w[reader->items[i]]);
+      all += std::abs(w(i));
       ++used;
     }
     reader->zero[r] = kByteZero * sum;
@@ -156,42 +164,69 @@ void fill_bytes(KeyReader* reader, const float* weight) {
   }
 }
 
+// Steps [at, at + n) of one depth.
+struct Steps {
+  const int32_t* item;
+  int n;
+  int64_t channel_bytes;
+};
+
 template <int kDepth>
-void step_bytes(const KeyReader& reader, const uint8_t* page, int first_step, uint8_t* bytes) {
-  const __m512i table = _mm512_load_si512(byte_tables().at[kDepth]);
-  const int32_t* item = reader.items + first_step * kStepItems;
-  bytes += int64_t{first_step} * 256;
-  const int64_t channel = int64_t{reader.width} * kPlaneBytes;
-  for (int s = 0; s < reader.steps[kDepth]; ++s, item += kStepItems, bytes += 256) {
-    __m512i x[kStepItems];
-#pragma GCC unroll 4
-    for (int m = 0; m < kStepItems; ++m) {
-      const uint8_t* line = page + item[m] * channel;
-      x[m] = bytes64<kDepth>([=](int p) HWY_ATTR { return load_plane(line + p * kPlaneBytes); },
-                             table);
-    }
-    interleave(x[0], x[1], x[2], x[3], bytes);
+uint8_t* transpose_steps(const Steps& steps, const uint8_t* page, uint8_t* groups) {
+  const int32_t* item = steps.item;
+  for (int s = 0; s < steps.n; ++s, item += kStepItems) {
+    int64_t channel[kStepItems];
+    for (int m = 0; m < kStepItems; ++m) channel[m] = item[m] * steps.channel_bytes;
+    transpose_step<kDepth>(page, channel, groups);
+    groups += step_groups(kDepth) * kGroupBytes;
   }
+  return groups;
 }
 
-void bytes_block(const KeyReader& reader, const uint8_t* page, int block, float* out,
-                 int64_t stride, uint8_t* bytes) {
-  const uint8_t* at = page + 8 * block;
-  int first = 0;
-  const auto next = [&](int depth) { return std::exchange(first, first + reader.steps[depth]); };
-  step_bytes<1>(reader, at, next(1), bytes);
-  step_bytes<2>(reader, at, next(2), bytes);
-  step_bytes<3>(reader, at, next(3), bytes);
-  step_bytes<4>(reader, at, next(4), bytes);
-  step_bytes<5>(reader, at, next(5), bytes);
-  step_bytes<6>(reader, at, next(6), bytes);
-  add_bytes<false>(bytes, reader.n_steps, reinterpret_cast<const int32_t*>(reader.bytes),
-                   reader.row_bytes() / kStepItems, reader.zero, reader.unit, reader.rows, out,
-                   stride, 64);
+template <int kDepth>
+HWY_INLINE void read_steps(int n, const uint8_t** groups, uint8_t** bytes) {
+  if (n == 0) return;
+  const StepBytes<kDepth> reader;
+  const uint8_t* from = *groups;
+  uint8_t* to = *bytes;
+  for (int s = 0; s < n; ++s, from += step_groups(kDepth) * kGroupBytes, to += 256)
+    reader.read(from, to);
+  *groups = from, *bytes = to;
+}
+
+void bytes_page(const KeyReader& reader, const uint8_t* page, int n_tokens, const uint8_t* next,
+                float* out, int64_t stride, uint8_t* scratch) {
+  const int32_t* item = reader.items;
+  const auto steps = [&](int depth) {
+    const int n = reader.steps[depth];
+    return Steps{std::exchange(item, item + n * kStepItems), n,
+                 int64_t{reader.width} * kPlaneBytes};
+  };
+  uint8_t* const groups = scratch;
+  uint8_t* end = transpose_steps<1>(steps(1), page, groups);
+  end = transpose_steps<2>(steps(2), page, end);
+  end = transpose_steps<3>(steps(3), page, end);
+  end = transpose_steps<4>(steps(4), page, end);
+  end = transpose_steps<5>(steps(5), page, end);
+  uint8_t* const bytes = transpose_steps<6>(steps(6), page, end);
+  for (int j = 0; j < 8; ++j) {  // tokens 128 l + 16 j + (0 .. 15)
+    if (next != nullptr) prefetch_lines(reader, next, j);
+    const uint8_t* from = groups + 64 * j;
+    uint8_t* to = bytes;
+    read_steps<1>(reader.steps[1], &from, &to);
+    read_steps<2>(reader.steps[2], &from, &to);
+    read_steps<3>(reader.steps[3], &from, &to);
+    read_steps<4>(reader.steps[4], &from, &to);
+    read_steps<5>(reader.steps[5], &from, &to);
+    read_steps<6>(reader.steps[6], &from, &to);
+    add_bytes<true>(bytes, reader.n_steps, reinterpret_cast<const int32_t*>(reader.bytes),
+                    reader.row_bytes() / kStepItems, reader.zero, reader.unit, reader.rows,
+                    out + 16 * j, stride, n_tokens - 16 * j);
+  }
 }
 #else
 void fill_bytes(KeyReader*, const float*) {}
-void bytes_block(const KeyReader&, const uint8_t*, int, float*, int64_t, uint8_t*) {}
+void bytes_page(const KeyReader&, const uint8_t*, int, const uint8_t*, float*, int64_t, uint8_t*) {}
 #endif
 
 // out[r][0, 64) = base + the decoded channels; decoded [n_decoded][64], sums [8][64].
@@ -224,11 +259,9 @@ void logits(const KeyReader& reader, const uint8_t* page, int n_blocks, const ui
   float* sums = reinterpret_cast<float*>(scratch);
   float* decoded = sums + 8 * 64;
   auto* bytes = reinterpret_cast<uint8_t*>(decoded + int64_t{reader.n_decoded} * 64);
-  for (int block = 0; block < n_blocks; ++block, out += 64) {
-    if (next != nullptr) prefetch_lines(reader, next, block);
-    decoded_block(reader, page, block, out, stride, decoded, sums);
-    if (reader.n_steps > 0) bytes_block(reader, page, block, out, stride, bytes);
-  }
+  for (int block = 0; block < n_blocks; ++block)
+    decoded_block(reader, page, block, out + 64 * block, stride, decoded, sums);
+  if (reader.n_steps > 0) bytes_page(reader, page, 64 * n_blocks, next, out, stride, bytes);
 }
 
 }  // namespace HWY_NAMESPACE
@@ -319,7 +352,8 @@ float key_bytes_error(const KeyReader& reader, int r) noexcept { return reader.e
 
 size_t key_scratch_bytes(int head_dim) noexcept {
   const size_t d = static_cast<size_t>(head_dim);
-  return 4 * (8 * 64 + 64 * d) + 64 * max_bytes(head_dim);
+  // Bytes of 64 tokens, and at most a transposed group of eight lines a channel.
+  return 4 * (8 * 64 + 64 * d) + (64 + 8 * kPlaneBytes) * max_bytes(head_dim);
 }
 
 void key_logits(const KeyReader& reader, const uint8_t* page, int n_blocks, const uint8_t* next,

@@ -11,6 +11,7 @@
 #include <hwy/highway.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 
 #include "kvist/kernels/plane_bytes-inl.h"
@@ -39,7 +40,8 @@ inline const IndexTable& index_table() {
       for (int prefix = 0; depth > 0 && prefix < 1 << depth; ++prefix) {
         int index = t.mark[depth];
         for (int s = 0; s < depth; ++s) index |= (prefix >> (depth - 1 - s) & 1) << kIndexBit[s];
-        t.at[index] = byte_tables().at[depth][prefix];
+        t.at[index] = static_cast<uint8_t>(
+            kByteZero + static_cast<int>(std::lround(tree_centroids(depth)[prefix] / byte_unit())));
       }
       for (int s = 0; s < depth; ++s) t.keep[depth] |= static_cast<uint8_t>(1 << kIndexBit[s]);
     }

@@ -209,8 +209,8 @@ void add_in_bytes(const Chunk& chunk, const LivePackets& live, Ahead ahead,
   const int d = chunk.layout.head_dim;
   const auto add = [&](const uint8_t* bytes, int n_steps, int c) {
     if (c >= d) return;
-    add_bytes<true>(bytes, n_steps, reinterpret_cast<const int32_t*>(scratch.weights), kMaxSteps,
-                    scratch.zero, scratch.unit, chunk.rows, chunk.out + c, d, std::min(64, d - c));
+    add_bytes<false>(bytes, n_steps, reinterpret_cast<const int32_t*>(scratch.weights), kMaxSteps,
+                     scratch.zero, scratch.unit, chunk.rows, chunk.out + c, d, std::min(64, d - c));
   };
   if (form_of(chunk.layout) == Form::eight) {
     read_packets(chunk, live, 0, &ahead, scratch.bytes);
