@@ -75,13 +75,23 @@ HWY_INLINE void order_tokens(__m512i* sum) {
   sum[2] = _mm512_shuffle_i32x4(ab23, cd23, 0x88), sum[3] = _mm512_shuffle_i32x4(ab23, cd23, 0xDD);
 }
 
+// Sums of channels as PacketBytes leaves them become those of channels in order.
+HWY_INLINE void order_channels(__m512i* sum) {
+#pragma GCC unroll 2
+  for (int k = 0; k < 4; k += 2) {
+    const __m512i even = sum[k], odd = sum[k + 1];
+    sum[k] = _mm512_shuffle_i64x2(even, odd, 0x44);
+    sum[k + 1] = _mm512_shuffle_i64x2(even, odd, 0xEE);
+  }
+}
+
 // out[r][lanes] += unit[r] * (sum over steps of the four dots - the part of kByteZero).
 //
 //   bytes    [n_steps][4][64]
 //   weights  row r at weights + r * stride: four signed bytes a step
 //   zero     [rows] kByteZero times the sum of a row's weights
-//   kTokens  bytes are those of StepBytes, and the four runs lie 128 lanes apart; else lane i of
-//            vector k is lane 16 k + i. Lanes from `lanes` on, of kTokens runs, stay as they are
+//   kTokens  bytes are those of StepBytes, and the four runs lie 128 lanes apart; else they are
+//            those of PacketBytes. Lanes from `lanes` on stay as they are
 template <int kRows, bool kTokens>
 HWY_INLINE void add_steps(const uint8_t* HWY_RESTRICT bytes, int n_steps,
                           const int32_t* HWY_RESTRICT weights, int64_t stride, const int32_t* zero,
@@ -104,7 +114,7 @@ HWY_INLINE void add_steps(const uint8_t* HWY_RESTRICT bytes, int n_steps,
   }
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
-    if (kTokens) order_tokens(sum[r]);
+    kTokens ? order_tokens(sum[r]) : order_channels(sum[r]);
     const __m512 u = _mm512_set1_ps(unit[r]);
 #pragma GCC unroll 4
     for (int k = 0; k < 4; ++k) {

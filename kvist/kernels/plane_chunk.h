@@ -37,10 +37,13 @@ inline constexpr int kMaxSteps = kSlots / 4;  // of four tokens
 
 // Which packets of a chunk are read in bytes.
 struct LivePackets {
-  alignas(64) uint8_t depths[kSlots];  // in the order of steps; 0 where not read in bytes
-  uint64_t read[kSlots / 64];          // bit i of word g: slot 64 g + i is read in bytes
-  uint64_t kept[kSlots / 64];          // bit i: packet i of the 64 slots is live
-  int32_t packet[kMaxSteps + 16];      // the live ones, from the chunk's first
+  // In the order of steps. Where not read in bytes the depth is 0.
+  alignas(64) uint8_t depths[kSlots];
+  alignas(64) uint8_t keep[kSlots];  // IndexTable's of each depth
+  alignas(64) uint8_t mark[kSlots];
+  uint64_t read[kSlots / 64];      // bit i of word g: slot 64 g + i is read in bytes
+  uint64_t kept[kSlots / 64];      // bit i: packet i of the 64 slots is live
+  int32_t packet[kMaxSteps + 16];  // the live ones, from the chunk's first
   int32_t deepest[kMaxSteps + 16];
   int lead;  // slots before the chunk's first token
   int n, n_deep;

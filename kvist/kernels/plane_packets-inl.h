@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 
 #include "kvist/kernels/plane_bytes-inl.h"
 
@@ -66,61 +67,70 @@ class PacketBytes {
     const IndexTable& t = index_table();
     low_ = _mm512_load_si512(t.at);
     high_ = _mm512_load_si512(t.at + 64);
-    keep_ = _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(t.keep)));
-    mark_ = _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(t.mark)));
     const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     const __m512i in_all = _mm512_mullo_epi32(lane, _mm512_set1_epi32(0x01010101));
     order_ = _mm512_add_epi8(in_all, _mm512_set1_epi32(0x30201000));
     columns_ = _mm512_set1_epi64(static_cast<int64_t>(0x8040201008040201));
-    token_ = _mm512_and_si512(_mm512_srli_epi32(in_all, 2), _mm512_set1_epi8(3));
   }
 
   // The bytes of four tokens, channel by channel: out0[0, 256) of the lower and out1[0, 256) of the
-  // upper half of each 16 bytes of a line, for which byte m of depths0 and depths1 tells how deep
-  // token m is read; beyond 4 with kDeep. No line past `deepest` is touched.
-  template <bool kDeep>
-  HWY_INLINE void read(const uint8_t* lines, int deepest, uint32_t depths0, uint32_t depths1,
-                       uint8_t* HWY_RESTRICT out0, uint8_t* HWY_RESTRICT out1) const {
+  // upper half of each 16 bytes of a line. Of the eight channels 8 o of a half, o = 0 .. 7, vector
+  // 2 (o / 4) + o % 2 has those in its lower half where o % 4 < 2. Byte m of keep and mark is that
+  // of IndexTable for the depth of token m, at most kDeepest, which is 4, 5 or 6. No line past
+  // `deepest` is touched.
+  template <int kDeepest>
+  HWY_INLINE void read(const uint8_t* lines, int deepest, const uint8_t* keep, const uint8_t* mark,
+                       int64_t upper, uint8_t* HWY_RESTRICT out0,
+                       uint8_t* HWY_RESTRICT out1) const {
     const int64_t last = 64 * (deepest - 1);
     const auto line = [=](int s) HWY_ATTR {
       return _mm512_loadu_si512(lines + std::min<int64_t>(64 * s, last));
     };
     const __m512i zero = _mm512_setzero_si512();
     const __m512i a = line(0), b = line(1), c = line(2), d = line(3);
-    const __m512i e = kDeep ? line(4) : zero, f = kDeep ? line(5) : zero;
-    place<kDeep>(_mm512_unpacklo_epi8(a, b), _mm512_unpacklo_epi8(c, d),
-                 kDeep ? _mm512_unpacklo_epi8(f, e) : zero, depths0, out0);
-    place<kDeep>(_mm512_unpackhi_epi8(a, b), _mm512_unpackhi_epi8(c, d),
-                 kDeep ? _mm512_unpackhi_epi8(f, e) : zero, depths1, out1);
+    const __m512i e = kDeepest > 4 ? line(4) : zero, f = kDeepest > 5 ? line(5) : zero;
+    place<kDeepest>(_mm512_unpacklo_epi8(a, b), _mm512_unpacklo_epi8(c, d),
+                    kDeepest > 4 ? _mm512_unpacklo_epi8(f, e) : zero, keep, mark, out0);
+    place<kDeepest>(_mm512_unpackhi_epi8(a, b), _mm512_unpackhi_epi8(c, d),
+                    kDeepest > 4 ? _mm512_unpackhi_epi8(f, e) : zero, keep + upper, mark + upper,
+                    out1);
   }
 
  private:
-  template <bool kDeep>
-  HWY_INLINE void place(__m512i ab, __m512i cd, __m512i fe, uint32_t depths,
-                        uint8_t* HWY_RESTRICT out) const {
+  template <int kDeepest>
+  HWY_INLINE void place(__m512i ab, __m512i cd, __m512i fe, const uint8_t* keep4,
+                        const uint8_t* mark4, uint8_t* HWY_RESTRICT out) const {
     const __m512i zero = _mm512_setzero_si512();
     const __m512i high[2] = {_mm512_unpacklo_epi16(ab, cd), _mm512_unpackhi_epi16(ab, cd)};
-    const __m512i low[2] = {kDeep ? _mm512_unpacklo_epi16(zero, fe) : zero,
-                            kDeep ? _mm512_unpackhi_epi16(zero, fe) : zero};
-    const __m512i depth = _mm512_shuffle_epi8(_mm512_set1_epi32(static_cast<int>(depths)), token_);
-    const __m512i keep = _mm512_shuffle_epi8(keep_, depth);
-    const __m512i mark = _mm512_shuffle_epi8(mark_, depth);
+    const __m512i keep = load4(keep4), mark = load4(mark4);
+    constexpr __mmask16 kOdd = 0xAAAA;
 #pragma GCC unroll 2
-    for (int i = 0; i < 2; ++i) {
-      const __m512i planes[2] = {_mm512_unpacklo_epi32(low[i], high[i]),
-                                 _mm512_unpackhi_epi32(low[i], high[i])};
+    for (int i = 0; i < 2; ++i, out += 128) {
+      // Eight bytes are twice four planes; `keep` drops those of the other eight channels.
+      __m512i planes[2] = {_mm512_rol_epi64(high[i], 32), high[i]};
+      if (kDeepest > 4) {
+        const __m512i low =
+            i == 0 ? _mm512_unpacklo_epi16(zero, fe) : _mm512_unpackhi_epi16(zero, fe);
+        planes[0] = _mm512_mask_mov_epi32(low, kOdd, planes[0]);
+        planes[1] = _mm512_mask_mov_epi32(_mm512_rol_epi64(low, 32), kOdd, planes[1]);
+      }
 #pragma GCC unroll 2
-      for (int k = 0; k < 2; ++k, out += 64) {
-        const __m512i bits = transpose_bits(planes[k], columns_);
+      for (int k = 0; k < 2; ++k) {
+        const __m512i bits = _mm512_permutexvar_epi8(order_, transpose_bits(planes[k], columns_));
         const __m512i index = _mm512_ternarylogic_epi64(bits, keep, mark, 0xEA);
-        const __m512i bytes = kDeep ? _mm512_permutex2var_epi8(low_, index, high_)
-                                    : _mm512_permutexvar_epi8(index, low_);
-        _mm512_store_si512(out, _mm512_permutexvar_epi8(order_, bytes));
+        _mm512_store_si512(out + 64 * k, kDeepest > 5 ? _mm512_permutex2var_epi8(low_, index, high_)
+                                                      : _mm512_permutexvar_epi8(index, low_));
       }
     }
   }
 
-  __m512i low_, high_, keep_, mark_, order_, token_, columns_;
+  static HWY_INLINE __m512i load4(const uint8_t* p) {
+    int32_t four;
+    std::memcpy(&four, p, 4);
+    return _mm512_set1_epi32(four);
+  }
+
+  __m512i low_, high_, order_, columns_;
 };
 
 }  // namespace HWY_NAMESPACE

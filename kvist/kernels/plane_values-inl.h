@@ -14,6 +14,7 @@
 #include <array>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "kvist/kernels/plane_chunk.h"
 #include "kvist/kernels/plane_packets-inl.h"
@@ -41,6 +42,10 @@ void find_live(const Chunk& chunk, LivePackets* live) {
   std::memset(live->depths, 0, static_cast<size_t>(64 * slots));
   std::memcpy(live->depths + live->lead, chunk.depths, static_cast<size_t>(chunk.n));
   const __m512i evens_odds = _mm512_set4_epi32(0x0F0D0B09, 0x0E0C0A08, 0x07050301, 0x06040200);
+  const auto in_lanes = [](const uint8_t* table) HWY_ATTR {
+    return _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(table)));
+  };
+  const __m512i keep = in_lanes(index_table().keep), mark = in_lanes(index_table().mark);
   live->n = live->n_deep = 0;
   __m512i packet = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
   for (int g = 0; g < kSlots / 64; ++g) {
@@ -52,6 +57,8 @@ void find_live(const Chunk& chunk, LivePackets* live) {
     __m512i depths = _mm512_maskz_mov_epi8(read, all);
     if (eight) depths = _mm512_shuffle_epi8(depths, evens_odds);
     _mm512_store_si512(live->depths + 64 * g, depths);
+    _mm512_store_si512(live->keep + 64 * g, _mm512_shuffle_epi8(keep, depths));
+    _mm512_store_si512(live->mark + 64 * g, _mm512_shuffle_epi8(mark, depths));
     __m512i top = _mm512_max_epu8(depths, _mm512_srli_epi64(depths, 8));
     top = _mm512_max_epu8(top, _mm512_srli_epi64(top, 16));
     if (eight)
@@ -173,7 +180,8 @@ void read_packets(const Chunk& chunk, const LivePackets& live, int part, Ahead* 
                   uint8_t* bytes) {
   const PacketBytes reader;
   const Form form = form_of(chunk.layout);
-  const int64_t step = form == Form::eight ? 512 : 256;
+  const int per_packet = form == Form::eight ? 8 : 4;
+  const int64_t step = 64 * per_packet;
   const int64_t upper = form == Form::eight ? 256 : 256 * int64_t{live.n};
   const uint8_t* packets = chunk.packets + chunk.layout.run(chunk.first - live.lead);
   const int64_t packet_bytes = chunk.layout.packet_bytes();
@@ -183,21 +191,21 @@ void read_packets(const Chunk& chunk, const LivePackets& live, int part, Ahead* 
     ahead->some();
     const int packet = live.packet[i], deepest = live.deepest[i];
     const uint8_t* lines = packets + packet * packet_bytes;
-    uint32_t depths[2];
-    if (form == Form::eight) {
-      std::memcpy(depths, live.depths + 8 * packet, 8);
-    } else {
-      std::memcpy(depths, live.depths + 4 * packet, 4);
-      depths[1] = depths[0];
-    }
+    const int first = per_packet * packet;
     if (form == Form::copied) {
-      copy_lines(chunk, live.depths + 4 * packet, 4 * packet, part, copy);
+      copy_lines(chunk, live.depths + first, first, part, copy);
       lines = copy;
     }
-    if (mostly_deep || deepest > 4) {
-      reader.read<true>(lines, deepest, depths[0], depths[1], bytes, bytes + upper);
+    const auto read = [&](auto most) HWY_ATTR {
+      reader.read<most>(lines, deepest, live.keep + first, live.mark + first, per_packet - 4, bytes,
+                        bytes + upper);
+    };
+    if (deepest > 5) {
+      read(std::integral_constant<int, 6>());
+    } else if (mostly_deep || deepest > 4) {
+      read(std::integral_constant<int, 5>());
     } else {
-      reader.read<false>(lines, deepest, depths[0], depths[1], bytes, bytes + upper);
+      read(std::integral_constant<int, 4>());
     }
   }
 }
