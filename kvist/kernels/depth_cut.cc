@@ -64,16 +64,36 @@ DepthSplit split(const float* weights, int64_t n, const int32_t* above, const in
   const hn::Rebind<uint8_t, Ints> d8;
   const auto one = hn::Set(d, 1), base = hn::Set(d, min_depth);
   auto total = hn::Zero(d);
+#if HWY_TARGET <= HWY_AVX3
+  HWY_ALIGN int32_t levels[kN];
+  std::fill_n(levels, kN, std::numeric_limits<int32_t>::max());
+  for (int level = 0, n_used = 0; level < 8; ++level)
+    if (below[level] != kInfinityBits) levels[n_used++] = below[level] - 1;
+  const auto next = hn::Load(d, levels);
+#endif
   for (; i + kN <= n; i += kN) {
     const auto bits = load_bits(weights + i);
-    auto sure = hn::Zero(d), reach = hn::Zero(d);
-    for (int level = 0; level < 8; ++level) {
-      sure = hn::Add(sure, hn::IfThenElseZero(hn::Gt(bits, hn::Set(d, above[level] - 1)), one));
-      reach = hn::Add(reach, hn::IfThenElseZero(hn::Gt(bits, hn::Set(d, below[level] - 1)), one));
-    }
+    const auto count = [&](const int32_t* thresholds) HWY_ATTR {
+      auto n = hn::Zero(d);
+      for (int level = 0; level < 8; ++level) {
+        const auto reached = hn::Gt(bits, hn::Set(d, thresholds[level] - 1));
+#if HWY_TARGET <= HWY_AVX3
+        n.raw = _mm512_mask_add_epi32(n.raw, reached.raw, n.raw, one.raw);
+#else
+        n = hn::Sub(n, hn::VecFromMask(d, reached));
+#endif
+      }
+      return n;
+    };
+    const auto sure = count(above);
+#if HWY_TARGET <= HWY_AVX3
+    // Thresholds rise with the level, so that the next one alone decides.
+    const auto open = hn::Gt(bits, hn::TableLookupLanes(next, hn::IndicesFromVec(d, sure)));
+#else
+    const auto open = hn::Gt(count(below), sure);
+#endif
     total = hn::Add(total, sure);
     hn::StoreU(hn::DemoteTo(d8, hn::Add(sure, base)), d8, depths + i);
-    const auto open = hn::Gt(reach, sure);
     if (!hn::AllFalse(d, open)) {
       const auto index = hn::Iota(d, static_cast<int32_t>(i));
       out.items +=

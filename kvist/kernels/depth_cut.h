@@ -15,7 +15,9 @@ struct WeightRange {
 };
 WeightRange weight_range(const float* weights, int64_t n) noexcept;
 
-// An item of weight w has as many levels as thresholds[0, 8) that the bits of w reach.
+// An item of weight w has as many levels as thresholds[0, 8) that the bits of w reach. Those of
+// levels not in use are infinity's; the others, between, ascend, and `below` lets no item have more
+// than one level beyond `above`.
 struct DepthSplit {
   int64_t levels = 0;  // sum of the levels by `above`
   int64_t items = 0;   // that have one more by `below`

@@ -18,24 +18,39 @@ namespace kvist::kernels {
 namespace HWY_NAMESPACE {
 
 PageSum exponentials(float* HWY_RESTRICT s, int n) {
+  constexpr int kSide = 4;  // vectors in flight: an exponential is a chain of a dozen steps
   const Floats d;
-  const int whole = n / kLanes * kLanes;
+  const int whole = n / kLanes * kLanes, sides = n / (kSide * kLanes) * (kSide * kLanes);
   float tail[kLanes];
   for (int i = 0; i < kLanes; ++i)
     tail[i] = whole + i < n ? s[whole + i] : -std::numeric_limits<float>::infinity();
-  Vec top = hn::LoadU(d, tail);
-  for (int j = 0; j < whole; j += kLanes) top = hn::Max(top, hn::LoadU(d, s + j));
-  const Vec m = hn::MaxOfLanes(d, top);
-  Vec sum = hn::Zero(d);
-  for (int j = 0; j < whole; j += kLanes) {
+  Vec top[kSide];
+  for (Vec& t : top) t = hn::LoadU(d, tail);
+  for (int j = 0; j < sides; j += kSide * kLanes)
+    for (int i = 0; i < kSide; ++i) top[i] = hn::Max(top[i], hn::LoadU(d, s + j + i * kLanes));
+  for (int j = sides; j < whole; j += kLanes) top[0] = hn::Max(top[0], hn::LoadU(d, s + j));
+  const Vec m = hn::MaxOfLanes(d, hn::Max(hn::Max(top[0], top[1]), hn::Max(top[2], top[3])));
+  Vec sum[kSide];
+  for (Vec& x : sum) x = hn::Zero(d);
+  for (int j = 0; j < sides; j += kSide * kLanes) {
+    Vec e[kSide];
+    for (int i = 0; i < kSide; ++i)
+      e[i] = exp_negative(hn::Sub(hn::LoadU(d, s + j + i * kLanes), m));
+    for (int i = 0; i < kSide; ++i) {
+      hn::StoreU(e[i], d, s + j + i * kLanes);
+      sum[i] = hn::Add(sum[i], e[i]);
+    }
+  }
+  for (int j = sides; j < whole; j += kLanes) {
     const Vec e = exp_negative(hn::Sub(hn::LoadU(d, s + j), m));
     hn::StoreU(e, d, s + j);
-    sum = hn::Add(sum, e);
+    sum[0] = hn::Add(sum[0], e);
   }
   const Vec e = exp_negative(hn::Sub(hn::LoadU(d, tail), m));
   hn::StoreU(e, d, tail);
   for (int j = whole; j < n; ++j) s[j] = tail[j - whole];
-  return {hn::GetLane(m), hn::GetLane(hn::SumOfLanes(d, hn::Add(sum, e)))};
+  const Vec all = hn::Add(hn::Add(sum[0], sum[1]), hn::Add(sum[2], sum[3]));
+  return {hn::GetLane(m), hn::GetLane(hn::SumOfLanes(d, hn::Add(all, e)))};
 }
 
 void weigh(float* HWY_RESTRICT e, int64_t stride, const float* factor, int rows, int n,
