@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -176,15 +177,35 @@ class Bench {
     };
     coded(0, kernels::Precision::fast, &trace);
     std::vector<uint8_t> depths(weights.size());
-    ScheduleWorkspace workspace;
-    workspace.reserve(static_cast<int64_t>(weights.size()));
-    double us = 1e30;
-    for (int round = 0; round < 9; ++round)
-      us = std::min(us, layer_us([&](int) {
-                      schedule_values(case_.plan, weights, case_.kv_heads, depths, workspace);
-                    }));
+    SharedDepths shared;
+    shared.reserve(static_cast<int64_t>(weights.size()), 1);
+    const std::span<const float> all = weights;
+    const auto n = static_cast<int64_t>(weights.size());
+    const auto since = [](auto start) {
+      return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start)
+          .count();
+    };
+    // What workers share is timed on one of them.
+    double together_us = 1e30, alone_us = 1e30;
+    for (int round = 0; round < kRounds; ++round) {
+      auto start = std::chrono::steady_clock::now();
+      for (size_t at = 0; at < all.size(); at += 2048)
+        shared.count(0, all.subspan(at, std::min<size_t>(2048, all.size() - at)));
+      double together = since(start);
+      start = std::chrono::steady_clock::now();
+      shared.cut(all, case_.plan.width, 0, value_budget(case_.plan, n));
+      double alone = since(start);
+      start = std::chrono::steady_clock::now();
+      for (int piece = 0; piece < SharedDepths::n_pieces(all.size()); ++piece)
+        shared.split(piece, all, depths);
+      together += since(start);
+      start = std::chrono::steady_clock::now();
+      shared.settle(all, depths);
+      alone += since(start);
+      together_us = std::min(together_us, together), alone_us = std::min(alone_us, alone);
+    }
     state.counters["touched"] = static_cast<double>(trace.lines * 64) / dense_bytes;
-    state.counters["choose_share"] = us / coded_us;
+    state.counters["choose_share"] = (together_us / case_.threads + alone_us) / coded_us;
   }
 
   Case case_;

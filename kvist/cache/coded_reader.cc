@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: MIT
 // The stages of a coded layer call. Each row goes through them in turn; inside a stage the workers
-// draw jobs from a counter, and all meet before the next stage begins.
+// draw jobs from a counter, and all meet before the next stage begins. What one worker does between
+// two stages is done by the last to come.
 //
 //   queries   q' = U_K q, their key weights and constants          job: query head
-//   keys      the key schedule                                     worker 0
+//             the key schedule                                     last
 //   weights   what its channels multiply                           job: KV head
 //   logits    logits and page exponentials                         job: KV head, 4 pages
 //   totals    factor of each page                                  job: KV head
-//   attention attention weights, value weights                     job: KV head, 4 pages
-//   values    the value schedule                                   worker 0
+//   attention attention weights, value weights, their histogram    job: KV head, 4 pages
+//             the cut of the value schedule, or all of it          last
+//   depths    of values                                            job: 8192 values
+//             those at the cut                                     last
 //   sums      weighted values of a segment                         job: KV head, segment
 //   output    segments in order, mu + sigma, U_V^T                 job: query head
 #include "kvist/cache/coded_reader.h"
@@ -45,7 +48,8 @@ int segment_tokens(int n_tokens) {
                   round_up((n_tokens + kSegments - 1) / kSegments, kernels::kValueChunk));
 }
 
-// All workers of a call meet here; the last to come puts the job counter back to 0.
+// All workers of a call meet here; the last to come calls last() and puts the job counter back to
+// 0.
 class Meeting {
  public:
   void reset() {
@@ -53,9 +57,11 @@ class Meeting {
     next_ = 0;
   }
   int draw() { return next_.fetch_add(1, std::memory_order_relaxed); }
-  void wait(int n_workers) {
+  template <typename Last>
+  void wait(int n_workers, const Last& last) {
     const uint32_t now = round_.load(std::memory_order_relaxed);
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == n_workers) {
+      last();
       arrived_.store(0, std::memory_order_relaxed);
       next_.store(0, std::memory_order_relaxed);
       round_.store(now + 1, std::memory_order_release);
@@ -104,6 +110,7 @@ struct ReadWorkspace::State {
   Buffer<float> partials;     // [segments][heads][head_dim]
   Buffer<std::byte> scratch;  // [workers][scratch_bytes]
   ScheduleWorkspace schedule;
+  SharedDepths shared;
   std::vector<HeadView> views;     // [workers][kv_heads], each worker makes its own
   std::vector<RowHead> row_heads;  // [kv_heads], for the observer
   std::vector<int64_t> counts;     // [kv_heads] values of each head
@@ -206,29 +213,34 @@ class RowRead {
     row_ = view.row;
     view_heads(view);
     const int batches = (n_pieces_ + kBatch - 1) / kBatch;
-    each(shape_.heads, [&](int head) { transform_query(head); });
-    alone([&] { schedule_keys(); });
+    each(
+        shape_.heads, [&](int head) { transform_query(head); }, [&] { schedule_keys(); });
     each(shape_.kv_heads, [&](int head) { make_reader(head); });
     each(shape_.kv_heads * batches,
          [&](int job) { for_batch(job, batches, [&](int head, int i) { read_keys(head, i); }); });
     each(shape_.kv_heads, [&](int head) { total(head); });
-    each(shape_.kv_heads * batches,
-         [&](int job) { for_batch(job, batches, [&](int head, int i) { weigh(head, i); }); });
-    alone([&] { schedule_values(); });
+    each(
+        shape_.kv_heads * batches,
+        [&](int job) { for_batch(job, batches, [&](int head, int i) { weigh(head, i); }); },
+        [&] { shares_values_ ? cut_values() : schedule_values(); });
+    if (shares_values_)
+      each(
+          SharedDepths::n_pieces(static_cast<size_t>(n_items_)),
+          [&](int piece) { state_.shared.split(piece, value_weights(), value_depths()); },
+          [&] { settle_values(); });
     each(shape_.kv_heads * n_segments_, [&](int job) { read_values(job); });
     each(shape_.heads, [&](int head) { finish(head); });
   }
 
  private:
-  template <typename Fn>
-  void each(int n, const Fn& job) {
+  template <typename Fn, typename Last>
+  void each(int n, const Fn& job, const Last& last) {
     for (int i = state_.meeting.draw(); i < n; i = state_.meeting.draw()) job(i);
-    state_.meeting.wait(worker_.count);
+    state_.meeting.wait(worker_.count, last);
   }
   template <typename Fn>
-  void alone(const Fn& fn) {
-    if (worker_.index == 0) fn();
-    state_.meeting.wait(worker_.count);
+  void each(int n, const Fn& job) {
+    each(n, job, [] {});
   }
   template <typename Fn>
   void for_batch(int job, int batches, const Fn& fn) {
@@ -267,6 +279,7 @@ class RowRead {
       n_items_ += view.n_values();
       n_tokens_ += view.n_tokens();
     }
+    shares_values_ = n_items_ > 0 && shares_values(plan_);
   }
 
   void transform_query(int head) {
@@ -403,21 +416,39 @@ class RowRead {
                         weights);
     const int begin = std::max(p.token, view.first_value);
     const int end = std::min(p.token + p.n, view.last_value);
-    if (begin < end)
-      std::copy(weights + begin - p.token, weights + end - p.token,
-                state_.value_weights.data() + view.item + begin - view.first_value);
+    if (begin >= end) return;
+    float* to = state_.value_weights.data() + view.item + begin - view.first_value;
+    std::copy(weights + begin - p.token, weights + end - p.token, to);
+    if (shares_values_) state_.shared.count(worker_.index, {to, static_cast<size_t>(end - begin)});
+  }
+
+  std::span<const float> value_weights() const {
+    return state_.value_weights.span().first(static_cast<size_t>(n_items_));
+  }
+  std::span<uint8_t> value_depths() const {
+    return state_.value_depths.span().first(static_cast<size_t>(n_items_));
+  }
+
+  void cut_values() {
+    state_.shared.cut(value_weights(), plan_.width, plan_.min_depth, value_budget(plan_, n_items_));
+  }
+
+  void settle_values() {
+    const Schedule made{.budget = value_budget(plan_, n_items_),
+                        .spent = state_.shared.settle(value_weights(), value_depths())};
+    KVIST_ASSERT(made.spent >= 0);
+    if (call_.trace != nullptr) note(made, *call_.trace);
   }
 
   void schedule_values() {
-    const size_t n = static_cast<size_t>(n_items_);
     for (int kv = 0; kv < shape_.kv_heads; ++kv)
       state_.counts[static_cast<size_t>(kv)] = views_[kv].n_values();
     Schedule made;
-    if (n > 0)
+    if (n_items_ > 0)
       made = schedule_ragged_values(
-          plan_, state_.value_weights.span().first(n),
-          std::span(state_.counts).first(static_cast<size_t>(shape_.kv_heads)),
-          state_.value_depths.span().first(n), state_.schedule);
+          plan_, value_weights(),
+          std::span(state_.counts).first(static_cast<size_t>(shape_.kv_heads)), value_depths(),
+          state_.schedule);
     if (call_.trace != nullptr) note(made, *call_.trace);
   }
 
@@ -435,7 +466,6 @@ class RowRead {
     }
     if (!trace.observe) return;
     const size_t channels = static_cast<size_t>(shape_.kv_heads * d());
-    const size_t n = static_cast<size_t>(n_items_);
     for (int kv = 0; kv < shape_.kv_heads; ++kv) {
       const HeadView& view = views_[kv];
       state_.row_heads[static_cast<size_t>(kv)] = {.n_tokens = view.n_tokens(),
@@ -448,8 +478,8 @@ class RowRead {
                    .heads = std::span(state_.row_heads).first(static_cast<size_t>(shape_.kv_heads)),
                    .key_weights = state_.key_weights.span().first(channels),
                    .key_depths = state_.key_depths.span().first(channels),
-                   .value_weights = state_.value_weights.span().first(n),
-                   .value_depths = state_.value_depths.span().first(n)});
+                   .value_weights = value_weights(),
+                   .value_depths = value_depths()});
   }
 
   // A plane of a sealed page's channel is a line; a channel of an open block is one at any depth.
@@ -546,6 +576,7 @@ class RowRead {
   HeadView* views_;  // [kv_heads]
   int row_ = 0;
   bool ragged_ = false;
+  bool shares_values_ = false;
   int n_pieces_ = 0, n_segments_ = 0;  // of the longest head
   int n_items_ = 0;                    // allocated values of all heads
   int64_t n_tokens_ = 0;               // of all heads
@@ -583,6 +614,7 @@ void ReadWorkspace::reserve(const KvShape& shape, int n_tokens, int n_workers) {
   s.value_depths = Buffer<uint8_t>(kv_heads * n);
   s.partials = Buffer<float>(2 * kSegments * heads * d);
   s.schedule.reserve(static_cast<int64_t>(kv_heads * std::max(n, d)));
+  s.shared.reserve(static_cast<int64_t>(kv_heads * n), std::max(n_workers, s.n_workers));
   s.scratch_bytes = aligned(kernels::key_page_bytes(shape.head_dim, 8)) +
                     aligned(kernels::key_scratch_bytes(shape.head_dim)) +
                     aligned(kernels::value_scratch_bytes(shape.head_dim, shape.group()));
@@ -594,7 +626,10 @@ void ReadWorkspace::reserve(const KvShape& shape, int n_tokens, int n_workers) {
   s.n_tokens = n_tokens, s.heads = shape.heads, s.head_dim = shape.head_dim;
 }
 
-void ReadWorkspace::begin() { state_->meeting.reset(); }
+void ReadWorkspace::begin() {
+  state_->meeting.reset();
+  state_->shared.forget();
+}
 
 uint64_t ReadWorkspace::allocated_bytes() const {
   const State& s = *state_;
@@ -606,7 +641,7 @@ uint64_t ReadWorkspace::allocated_bytes() const {
       s.page_sums, s.factors, s.value_weights, s.value_depths, s.partials, s.scratch);
   add(s.schedule.depths.items, s.schedule.depths.keys, s.schedule.depths.counts,
       s.schedule.pair_weights, s.schedule.pair_depths);
-  return sum;
+  return sum + s.shared.allocated_bytes();
 }
 
 void read_coded(std::span<const CodedLayer> prefix, const KvShape& shape, const LayerCode& code,

@@ -39,9 +39,21 @@ Range range_of(std::span<const float> weights) {
   return kernels::weight_range(weights.data(), static_cast<int64_t>(weights.size()));
 }
 
+// Bins of normal floats are the same bits, shifted.
+constexpr int kFirstNormal = 64;  // bins below are those of subnormals, which are coarser
+constexpr int kFloatBins = 255 * 64;
+constexpr int kFloatOffset = (1023 - 127) * 64;  // of a float's bin to bin_of()
+int float_bin(float w) { return std::max(0, bits_of(w)) >> kFloatShift; }
+
 // How many positive weights lie in a bin or above it.
 class Histogram {
  public:
+  // counts [n_bins + 1], the number in each bin from `first` on, become sums.
+  Histogram(int first, int n_bins, uint32_t* counts) : first_(first), bins_(n_bins), from_(counts) {
+    counts[n_bins] = 0;
+    for (int bin = n_bins - 1; bin >= 0; --bin) counts[bin] += counts[bin + 1];
+  }
+
   Histogram(std::span<const float> weights, const Range& range, uint32_t* counts)
       : first_(bin_of(static_cast<double>(float_of(range.least)))),
         bins_(bin_of(static_cast<double>(float_of(range.most))) - first_ + 1),
@@ -168,8 +180,8 @@ uint64_t select(uint64_t* keys, int64_t n, int64_t k) {
 }
 
 // Gives `left` > 0 increments to the items at the cut: larger gain first, then smaller index.
-void settle(std::span<const float> weights, int64_t n, int64_t left, std::span<uint8_t> depths,
-            DepthWorkspace& workspace) {
+void settle_cut(std::span<const float> weights, int64_t n, int64_t left, std::span<uint8_t> depths,
+                DepthWorkspace& workspace) {
   const auto key_of = [&](int64_t at) {
     const auto i = static_cast<size_t>(workspace.items[static_cast<size_t>(at)]);
     return std::bit_cast<uint64_t>(static_cast<double>(weights[i]) * gain(depths[i] + 1));
@@ -229,8 +241,142 @@ int64_t choose_depths(std::span<const float> weights, int max_depth, int min_dep
   const kernels::DepthSplit found =
       kernels::split_depths(weights.data(), n, above.data(), below.data(), min_depth, depths.data(),
                             workspace.items.data());
-  if (found.levels < wanted) settle(weights, found.items, wanted - found.levels, depths, workspace);
+  if (found.levels < wanted)
+    settle_cut(weights, found.items, wanted - found.levels, depths, workspace);
   return budget;
+}
+
+void SharedDepths::reserve(int64_t n_items, int n_workers) {
+  const int pieces = n_pieces(static_cast<size_t>(n_items));
+  workspace_.reserve(n_items + 16 * pieces);
+  if (found_.size() < static_cast<size_t>(pieces)) found_.resize(static_cast<size_t>(pieces));
+  if (tallies_.size() < static_cast<size_t>(n_workers)) {
+    tallies_.assign(static_cast<size_t>(n_workers), {});
+    bins_ = Buffer<uint32_t>(static_cast<size_t>(n_workers) * 2 * kFloatBins);
+  }
+}
+
+void SharedDepths::forget() noexcept {
+  for (size_t w = 0; w < tallies_.size(); ++w) {
+    const Range& range = tallies_[w].range;
+    uint32_t* const bins = bins_.data() + w * 2 * kFloatBins;
+    std::fill_n(bins, range.valid && range.positive == 0 ? 2 : 2 * kFloatBins, 0u);
+    tallies_[w] = {};
+  }
+}
+
+void SharedDepths::count(int worker, std::span<const float> weights) noexcept {
+  Range& all = tallies_[static_cast<size_t>(worker)].range;
+  const Range range = range_of(weights);
+  all.valid &= range.valid;
+  all.positive += range.positive;
+  all.least = std::min(all.least, range.least);
+  all.most = std::max(all.most, range.most);
+  if (!all.valid || all.least >> kFloatShift < kFirstNormal) return;
+  // Two tables side by side, since equal neighbours would wait for each other's increments.
+  uint32_t* const bins = bins_.data() + static_cast<size_t>(worker) * 2 * kFloatBins;
+  const size_t n = weights.size();
+  for (size_t i = 0; i + 1 < n; i += 2) {
+    ++bins[2 * float_bin(weights[i])];
+    ++bins[2 * float_bin(weights[i + 1]) + 1];
+  }
+  if (n % 2 == 1) ++bins[2 * float_bin(weights[n - 1])];
+}
+
+void SharedDepths::cut(std::span<const float> weights, int max_depth, int min_depth,
+                       int64_t budget) noexcept {
+  const auto n = static_cast<int64_t>(weights.size());
+  max_depth_ = max_depth, min_depth_ = min_depth, budget_ = budget;
+  Range all;
+  for (const Tally& tally : tallies_) {
+    all.valid &= tally.range.valid;
+    all.positive += tally.range.positive;
+    all.least = std::min(all.least, tally.range.least);
+    all.most = std::max(all.most, tally.range.most);
+  }
+  positive_ = all.positive;
+  wanted_ = budget - min_depth * n;
+  const int64_t most = all.positive * (max_depth - min_depth);
+  kind_ = !all.valid                                ? Kind::refused
+          : wanted_ <= 0 || most == 0               ? Kind::least
+          : wanted_ >= most                         ? Kind::most
+          : all.least >> kFloatShift < kFirstNormal ? Kind::alone
+                                                    : Kind::cut;
+  if (kind_ == Kind::cut) {
+    const int first = all.least >> kFloatShift, n_bins = (all.most >> kFloatShift) - first + 1;
+    uint32_t* const counts = workspace_.counts.data();
+    std::fill_n(counts, n_bins + 1, 0u);
+    for (size_t w = 0; w < tallies_.size(); ++w) {
+      if (tallies_[w].range.positive == 0) continue;
+      const uint32_t* bins = bins_.data() + (w * kFloatBins + static_cast<size_t>(first)) * 2;
+      for (int i = 0; i < n_bins; ++i) counts[i] += bins[2 * i] + bins[2 * i + 1];
+    }
+    const Histogram histogram(first + kFloatOffset, n_bins, counts);
+    const Bracket found = bracket(histogram, all, min_depth + 1, max_depth, wanted_);
+    above_ = thresholds(found.above, min_depth + 1, max_depth);
+    below_ = thresholds(found.below, min_depth + 1, max_depth);
+  }
+  for (size_t w = 0; w < tallies_.size(); ++w) {
+    Range& range = tallies_[w].range;
+    uint32_t* const bins = bins_.data() + w * 2 * kFloatBins;
+    bins[0] = bins[1] = 0;  // weights of 0
+    if (!all.valid) {
+      std::fill_n(bins, 2 * kFloatBins, 0u);
+    } else if (range.positive > 0) {
+      const int first = range.least >> kFloatShift, last = range.most >> kFloatShift;
+      std::fill_n(bins + 2 * first, 2 * (last - first + 1), 0u);
+    }
+    range = {};
+  }
+}
+
+void SharedDepths::split(int piece, std::span<const float> weights,
+                         std::span<uint8_t> depths) noexcept {
+  const auto begin = static_cast<size_t>(piece * kPiece);
+  const std::span<const float> w =
+      weights.subspan(begin).first(std::min<size_t>(kPiece, weights.size() - begin));
+  uint8_t* const to = depths.data() + begin;
+  if (kind_ == Kind::cut) {
+    found_[static_cast<size_t>(piece)] = kernels::split_depths(
+        w.data(), static_cast<int64_t>(w.size()), above_.data(), below_.data(), min_depth_, to,
+        workspace_.items.data() + piece * (kPiece + 16));
+  } else if (kind_ != Kind::alone) {
+    const int most = kind_ == Kind::most ? max_depth_ : min_depth_;
+    for (size_t i = 0; i < w.size(); ++i)
+      to[i] = static_cast<uint8_t>(w[i] > 0 ? most : min_depth_);
+  }
+}
+
+int64_t SharedDepths::settle(std::span<const float> weights, std::span<uint8_t> depths) noexcept {
+  const auto n = static_cast<int64_t>(weights.size());
+  switch (kind_) {
+    case Kind::refused:
+      return -1;
+    case Kind::least:
+      return min_depth_ * n;
+    case Kind::most:
+      return min_depth_ * n + positive_ * (max_depth_ - min_depth_);
+    case Kind::alone:
+      return choose_depths(weights, max_depth_, min_depth_, budget_, depths, workspace_);
+    case Kind::cut:
+      break;
+  }
+  int64_t levels = 0, items = 0;
+  int32_t* const all = workspace_.items.data();
+  for (int piece = 0; piece < n_pieces(weights.size()); ++piece) {
+    const kernels::DepthSplit& found = found_[static_cast<size_t>(piece)];
+    const int32_t* own = all + piece * (kPiece + 16);
+    for (int64_t i = 0; i < found.items; ++i)
+      all[items++] = own[i] + static_cast<int32_t>(piece * kPiece);
+    levels += found.levels;
+  }
+  if (levels < wanted_) settle_cut(weights, items, wanted_ - levels, depths, workspace_);
+  return budget_;
+}
+
+uint64_t SharedDepths::allocated_bytes() const {
+  return bins_.allocated_bytes() + workspace_.items.allocated_bytes() +
+         workspace_.keys.allocated_bytes() + workspace_.counts.allocated_bytes();
 }
 
 int64_t two_depth(std::span<const float> weights, int max_depth, int low, int64_t budget,

@@ -3,10 +3,14 @@
 // error is least within a budget of increments.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "kvist/core/buffer.h"
+#include "kvist/kernels/depth_cut.h"
+#include "kvist/kernels/tree_code.h"
 
 namespace kvist {
 
@@ -34,6 +38,48 @@ struct DepthWorkspace {
 // weight is negative or not finite. O(n), no allocation.
 int64_t choose_depths(std::span<const float> weights, int max_depth, int min_depth, int64_t budget,
                       std::span<uint8_t> depths, DepthWorkspace& workspace) noexcept;
+
+// The same choice made by several workers together, in four steps between which all of them meet.
+// Equal depths however the weights are divided. Memory is kept between choices.
+class SharedDepths {
+ public:
+  // Before choices over up to n_items weights by up to n_workers; allocates.
+  void reserve(int64_t n_items, int n_workers);
+  // Before the first step where the last choice may have been cut short.
+  void forget() noexcept;
+
+  // 1. Every worker, of weights that no one else counts; all are counted once, in any pieces.
+  void count(int worker, std::span<const float> weights) noexcept;
+  // 2. One worker. The other arguments as those of choose_depths().
+  void cut(std::span<const float> weights, int max_depth, int min_depth, int64_t budget) noexcept;
+  // 3. Any worker, each piece in [0, n_pieces(weights.size())) once. depths as weights.
+  void split(int piece, std::span<const float> weights, std::span<uint8_t> depths) noexcept;
+  // 4. One worker. Returns what choose_depths() returns.
+  int64_t settle(std::span<const float> weights, std::span<uint8_t> depths) noexcept;
+
+  static constexpr int64_t kPiece = 8192;
+  static int n_pieces(size_t n) {
+    return static_cast<int>((static_cast<int64_t>(n) + kPiece - 1) / kPiece);
+  }
+  uint64_t allocated_bytes() const;
+
+ private:
+  enum class Kind { refused, least, most, cut, alone };
+  struct alignas(64) Tally {
+    kernels::WeightRange range;
+  };
+
+  DepthWorkspace workspace_;
+  Buffer<uint32_t> bins_;                   // [workers][bins][2] zero between choices
+  std::vector<Tally> tallies_;              // [workers]
+  std::vector<kernels::DepthSplit> found_;  // [pieces]
+  Kind kind_ = Kind::refused;
+  int max_depth_ = 0, min_depth_ = 0;
+  int64_t budget_ = 0;
+  int64_t positive_ = 0;
+  int64_t wanted_ = 0;  // increments beyond min_depth
+  std::array<int, kernels::kTreeDepth> above_, below_;
+};
 
 // The two-depth control: the k = floor((budget - low n) / (max_depth - low)) items of largest
 // weight, equal ones by smaller index, get max_depth, all others `low`. Returns as above;

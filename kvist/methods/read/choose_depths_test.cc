@@ -33,6 +33,24 @@ double key(float a, int level) {
   return static_cast<double>(a) * static_cast<double>(kernels::kTreeGains[level - 1]);
 }
 
+// The same in steps: three workers count pieces in turn, and depths are split from behind.
+Depths chosen_together(const Given& given, SharedDepths* shared, int64_t* spent) {
+  const size_t n = given.a.size();
+  shared->reserve(static_cast<int64_t>(n), 3);
+  const std::span<const float> all = given.a;
+  Depths out(n, 77);
+  for (size_t at = 0, turn = 0; at < n; ++turn) {
+    const size_t size = std::min(n - at, 1 + (turn * 37) % 600);
+    shared->count(static_cast<int>(turn % 3), all.subspan(at, size));
+    at += size;
+  }
+  shared->cut(all, given.max_depth, given.min_depth, given.budget);
+  for (int piece = SharedDepths::n_pieces(n) - 1; piece >= 0; --piece)
+    shared->split(piece, all, out);
+  *spent = shared->settle(all, out);
+  return out;
+}
+
 Depths chosen(const Given& given, int64_t* spent = nullptr) {
   DepthWorkspace workspace;
   workspace.reserve(static_cast<int64_t>(given.a.size()));
@@ -40,6 +58,10 @@ Depths chosen(const Given& given, int64_t* spent = nullptr) {
   const int64_t sum =
       choose_depths(given.a, given.max_depth, given.min_depth, given.budget, out, workspace);
   EXPECT_EQ(sum, std::accumulate(out.begin(), out.end(), int64_t{0}));
+  static SharedDepths shared;  // one for all: a choice leaves nothing behind
+  int64_t together = -1;
+  EXPECT_EQ(chosen_together(given, &shared, &together), out);
+  EXPECT_EQ(together, sum);
   if (spent != nullptr) *spent = sum;
   return out;
 }
@@ -116,6 +138,28 @@ Floats weights(Rng& rng, size_t n, int kind) {
     }
   }
   return a;
+}
+
+TEST(ChooseDepths, SeveralPiecesAndAChoiceCutShortChangeNothing) {
+  Rng rng(12);
+  SharedDepths shared;
+  for (int kind = 0; kind < 6; ++kind) {
+    const Given given{weights(rng, 3 * SharedDepths::kPiece - 5, kind), 8, kind % 2,
+                      5 * SharedDepths::kPiece};
+    int64_t spent = -1;
+    const Depths once = chosen(given);
+    EXPECT_EQ(chosen_together(given, &shared, &spent), once) << kind;
+    shared.count(1, given.a);
+    shared.forget();
+    EXPECT_EQ(chosen_together(given, &shared, &spent), once) << kind;
+  }
+  Floats bad(100, 1.0f);
+  bad[40] = std::numeric_limits<float>::infinity();
+  int64_t spent = 0;
+  chosen_together({bad, 8, 0, 200}, &shared, &spent);
+  EXPECT_EQ(spent, -1);
+  const Given after{weights(rng, 1000, 2), 8, 0, 2000};
+  EXPECT_EQ(chosen_together(after, &shared, &spent), chosen(after));
 }
 
 TEST(ChooseDepths, Rk30EqualsHeapAndSort) {

@@ -159,6 +159,14 @@ Schedule schedule_keys(const ReadPlan& plan, std::span<const float> weights, int
   return over_heads(plan, rule, kv_heads, items, budget, weights, depths, workspace.depths);
 }
 
+bool shares_values(const ReadPlan& plan) {
+  return !plan.per_head && !plan.pairs && !plan.uniform_values && !plan.two_depth_values;
+}
+
+int64_t value_budget(const ReadPlan& plan, int64_t n_values) {
+  return std::min(floor_mul(n_values, plan.value_rate), n_values * plan.width);
+}
+
 Schedule schedule_values(const ReadPlan& plan, std::span<const float> weights, int kv_heads,
                          std::span<uint8_t> depths, ScheduleWorkspace& workspace) noexcept {
   const int64_t tokens = static_cast<int64_t>(weights.size()) / kv_heads;

@@ -30,6 +30,11 @@ struct ScheduleWorkspace {
 Schedule schedule_keys(const ReadPlan& plan, std::span<const float> weights, int kv_heads,
                        std::span<uint8_t> depths, ScheduleWorkspace& workspace) noexcept;
 
+// Whether the values' schedule is one choice over all of them, which SharedDepths can make, of
+// value_budget() increments.
+bool shares_values(const ReadPlan& plan);
+int64_t value_budget(const ReadPlan& plan, int64_t n_values);
+
 // weights, depths [kv_heads][tokens].
 Schedule schedule_values(const ReadPlan& plan, std::span<const float> weights, int kv_heads,
                          std::span<uint8_t> depths, ScheduleWorkspace& workspace) noexcept;
