@@ -153,8 +153,8 @@ class Ahead {
       const uint8_t* lines = packets_ + live_.packet[at_] * packet_bytes_;
       const int64_t last = 64 * (live_.deepest[at_] - 1);
 #pragma GCC unroll 4
-      for (int64_t s = 0; s < 256; s += 64) __builtin_prefetch(lines + std::min(s, last), 0, 3);
-      for (int64_t s = 256; s <= last; s += 64) __builtin_prefetch(lines + s, 0, 3);
+      for (int64_t s = 0; s < 256; s += 64) __builtin_prefetch(lines + std::min(s, last), 0, 2);
+      for (int64_t s = 256; s <= last; s += 64) __builtin_prefetch(lines + s, 0, 2);
     }
   }
 
