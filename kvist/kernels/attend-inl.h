@@ -136,7 +136,6 @@ HWY_INLINE void value_tile(const T* HWY_RESTRICT v, int head_dim, int n_tokens,
 // exp(x) for x <= 0: relative error below 2e-7 down to -87, exactly 0 below (and for -infinity).
 HWY_INLINE Vec exp_negative(Vec x) {
   const Floats d;
-  const hn::RebindToSigned<Floats> di;
   const Vec clamped = hn::Max(x, hn::Set(d, -87.0f));
   const Vec n = hn::Round(hn::Mul(clamped, hn::Set(d, 1.442695041f)));
   Vec r = hn::NegMulAdd(n, hn::Set(d, 0.693359375f), clamped);
@@ -148,8 +147,13 @@ HWY_INLINE Vec exp_negative(Vec x) {
   y = hn::MulAdd(y, r, hn::Set(d, 1.6666665459e-1f));
   y = hn::MulAdd(y, r, hn::Set(d, 5.0000001201e-1f));
   y = hn::MulAdd(hn::Mul(y, r), r, hn::Add(r, hn::Set(d, 1.0f)));
+#if HWY_TARGET <= HWY_AVX3
+  y.raw = _mm512_scalef_ps(y.raw, n.raw);  // y 2^n, a normal number: the same bits
+#else
+  const hn::RebindToSigned<Floats> di;
   const auto exponent = hn::ShiftLeft<23>(hn::Add(hn::ConvertTo(di, n), hn::Set(di, 127)));
   y = hn::Mul(y, hn::BitCast(d, exponent));
+#endif
   return hn::IfThenElseZero(hn::Ge(x, hn::Set(d, -87.0f)), y);
 }
 

@@ -25,7 +25,10 @@ HWY_INLINE auto load_bits(const float* p) {
   return hn::BitCast(Ints(), hn::LoadU(hn::RebindToFloat<Ints>(), p));
 }
 
-WeightRange range(const float* weights, int64_t n) {
+// each(bits) sees every whole vector, one(bits) every weight of the rest.
+template <typename Each, typename One>
+HWY_INLINE WeightRange range_with(const float* weights, int64_t n, const Each& each,
+                                  const One& one) {
   const Ints d;
   const auto zero = hn::Zero(d), infinity = hn::Set(d, kInfinityBits);
   const auto minus_zero = hn::Set(d, std::numeric_limits<int32_t>::min());
@@ -41,6 +44,7 @@ WeightRange range(const float* weights, int64_t n) {
     out.positive += static_cast<int64_t>(hn::CountTrue(d, positive));
     least = hn::Min(least, hn::IfThenElse(positive, bits, infinity));
     most = hn::Max(most, bits);
+    each(bits);
   }
   out.least = hn::GetLane(hn::MinOfLanes(d, least));
   out.most = hn::GetLane(hn::MaxOfLanes(d, most));
@@ -51,8 +55,24 @@ WeightRange range(const float* weights, int64_t n) {
     out.positive += bits > 0;
     out.least = std::min(out.least, bits > 0 ? bits : kInfinityBits);
     out.most = std::max(out.most, bits);
+    one(bits);
   }
   return out;
+}
+
+WeightRange range(const float* weights, int64_t n) {
+  return range_with(
+      weights, n, [](auto) HWY_ATTR {}, [](int32_t) {});
+}
+
+WeightRange count_bins(const float* weights, int64_t n, uint32_t* bins) {
+  const auto each = [=](auto bits) HWY_ATTR {
+    HWY_ALIGN int32_t bin[kN];
+    hn::Store(hn::ShiftRight<kWeightBinShift>(hn::Max(bits, hn::Zero(Ints()))), Ints(), bin);
+    for (int i = 0; i < kN; ++i) ++bins[2 * bin[i] + i % 2];
+  };
+  return range_with(weights, n, each,
+                    [=](int32_t bits) { ++bins[2 * (std::max(bits, 0) >> kWeightBinShift)]; });
 }
 
 DepthSplit split(const float* weights, int64_t n, const int32_t* above, const int32_t* below,
@@ -125,10 +145,15 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace kvist::kernels {
 HWY_EXPORT(range);
+HWY_EXPORT(count_bins);
 HWY_EXPORT(split);
 
 WeightRange weight_range(const float* weights, int64_t n) noexcept {
   return HWY_DYNAMIC_DISPATCH(range)(weights, n);
+}
+
+WeightRange count_weights(const float* weights, int64_t n, uint32_t* bins) noexcept {
+  return HWY_DYNAMIC_DISPATCH(count_bins)(weights, n, bins);
 }
 
 DepthSplit split_depths(const float* weights, int64_t n, const int32_t* above, const int32_t* below,

@@ -15,6 +15,13 @@ struct WeightRange {
 };
 WeightRange weight_range(const float* weights, int64_t n) noexcept;
 
+// The bins of floats that are not negative, 64 an octave: their bits shifted.
+inline constexpr int kWeightBinShift = 17;
+inline constexpr int kWeightBins = 1 << (31 - kWeightBinShift);
+// The same range, and every weight counted in bins[bin][0 or 1], whose sum is the count: equal
+// neighbours would wait for each other's increments. Negative ones count as 0.
+WeightRange count_weights(const float* weights, int64_t n, uint32_t* bins) noexcept;
+
 // An item of weight w has as many levels as thresholds[0, 8) that the bits of w reach. Those of
 // levels not in use are infinity's; the others, between, ascend, and `below` lets no item have more
 // than one level beyond `above`.

@@ -74,6 +74,15 @@ TEST(DepthCut, SeesTheRangeAndWhatIsNoWeight) {
       }
       const WeightRange got = weight_range(w.data(), static_cast<int64_t>(n));
       EXPECT_TRUE(got.valid) << target;
+      std::vector<uint32_t> bins(2 * kWeightBins), want(kWeightBins), sums;
+      const WeightRange counted = count_weights(w.data(), static_cast<int64_t>(n), bins.data());
+      EXPECT_EQ(counted.least, got.least);
+      EXPECT_EQ(counted.most, got.most);
+      EXPECT_EQ(counted.positive, got.positive);
+      for (float x : w)
+        ++want[static_cast<size_t>(std::max(0, std::bit_cast<int32_t>(x)) >> kWeightBinShift)];
+      for (size_t i = 0; i < want.size(); ++i) sums.push_back(bins[2 * i] + bins[2 * i + 1]);
+      EXPECT_EQ(sums, want) << target;
       EXPECT_EQ(got.positive, positive) << target;
       EXPECT_EQ(got.least, std::bit_cast<int32_t>(least)) << target;
       EXPECT_EQ(got.most, std::bit_cast<int32_t>(most)) << target;

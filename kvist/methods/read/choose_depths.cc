@@ -25,6 +25,7 @@ constexpr int kInfinityBits = 0x7F800000;
 // other: so 4 bins never span two gains of one item, which differ by 2.5 and more.
 constexpr int kBinShift = 46;
 constexpr int kFloatShift = kBinShift - 29;  // a float has 29 bits less of a fraction
+static_assert(kFloatShift == kernels::kWeightBinShift);
 int bin_of(double x) { return static_cast<int>(std::bit_cast<uint64_t>(x) >> kBinShift); }
 double edge_of(int bin) { return std::bit_cast<double>(static_cast<uint64_t>(bin) << kBinShift); }
 constexpr int kBins = (149 + 128) * 64;  // of positive floats
@@ -41,9 +42,8 @@ Range range_of(std::span<const float> weights) {
 
 // Bins of normal floats are the same bits, shifted.
 constexpr int kFirstNormal = 64;  // bins below are those of subnormals, which are coarser
-constexpr int kFloatBins = 255 * 64;
+constexpr int kFloatBins = kernels::kWeightBins;
 constexpr int kFloatOffset = (1023 - 127) * 64;  // of a float's bin to bin_of()
-int float_bin(float w) { return std::max(0, bits_of(w)) >> kFloatShift; }
 
 // How many positive weights lie in a bin or above it.
 class Histogram {
@@ -267,20 +267,13 @@ void SharedDepths::forget() noexcept {
 
 void SharedDepths::count(int worker, std::span<const float> weights) noexcept {
   Range& all = tallies_[static_cast<size_t>(worker)].range;
-  const Range range = range_of(weights);
+  const Range range =
+      kernels::count_weights(weights.data(), static_cast<int64_t>(weights.size()),
+                             bins_.data() + static_cast<size_t>(worker) * 2 * kFloatBins);
   all.valid &= range.valid;
   all.positive += range.positive;
   all.least = std::min(all.least, range.least);
   all.most = std::max(all.most, range.most);
-  if (!all.valid || all.least >> kFloatShift < kFirstNormal) return;
-  // Two tables side by side, since equal neighbours would wait for each other's increments.
-  uint32_t* const bins = bins_.data() + static_cast<size_t>(worker) * 2 * kFloatBins;
-  const size_t n = weights.size();
-  for (size_t i = 0; i + 1 < n; i += 2) {
-    ++bins[2 * float_bin(weights[i])];
-    ++bins[2 * float_bin(weights[i + 1]) + 1];
-  }
-  if (n % 2 == 1) ++bins[2 * float_bin(weights[n - 1])];
 }
 
 void SharedDepths::cut(std::span<const float> weights, int max_depth, int min_depth,
