@@ -29,10 +29,24 @@ std::vector<Ratio> ratios_of(const std::string& text) {
 std::string suite_names() {
   std::string names;
   for (const Suite* suite : suites()) names += str(suite->name, ", ");
-  return names + "perplexity, a file of rows (.jsonl), or score";
+  return names + "sotu-prefix, sotu-2048, perplexity, a file of rows (.jsonl), or score";
 }
 
-int run_eval(const EvalOptions& options, const Context& context) {
+// Perplexity on the State of the Union messages; what was given on the command line stays.
+EvalOptions sotu_options(const EvalOptions& given, const CLI::App& app) {
+  EvalOptions options = given;
+  options.hashed_order = true;
+  if (options.texts.empty()) options.texts = {options.data + "/sotu/test"};
+  if (app.count("--protocol") == 0)
+    options.protocol = options.suite == "sotu-2048" ? "causal" : "prefix";
+  if (app.count("--tokens") == 0) options.tokens = 2048;
+  if (app.count("--documents") == 0) options.documents = 32;
+  return options;
+}
+
+int run_eval(const EvalOptions& options, const CLI::App& app, const Context& context) {
+  if (options.suite.starts_with("sotu-"))
+    return eval_perplexity(sotu_options(options, app), context);
   if (options.suite == "perplexity") return eval_perplexity(options, context);
   if (options.suite == "score") return eval_score(options, context);
   return eval_rows(options, context);
@@ -48,6 +62,9 @@ void add_row_options(CLI::App& app, EvalOptions* options) {
       ->check(CLI::Range(64, 1 << 20))
       ->type_name("N,N")
       ->capture_default_str();
+  app.add_option("--tasks", options->tasks, "of suites that have several; all where none is given")
+      ->delimiter(',')
+      ->type_name("T,T");
   app.add_option("--limit", options->limit, "most rows of a task and length")
       ->check(CLI::Range(1, 1000000))
       ->capture_default_str();
@@ -76,10 +93,12 @@ void add_perplexity_options(CLI::App& app, EvalOptions* options) {
   app.add_option("--text", options->texts,
                  "for perplexity: documents, files or folders of .txt and .md files")
       ->type_name("DIR|FILE");
-  app.add_option("--protocol", options->protocol,
-                 "for perplexity. prefix: the first half is compressed, the second scored; causal: "
-                 "compressed from the first token on")
-      ->check(CLI::IsMember({"prefix", "causal"}))
+  app.add_option(
+         "--protocol", options->protocol,
+         "for perplexity. prefix: the first half is compressed, the second scored; causal: "
+         "compressed "
+         "from the first token on; windowed: prefix over all texts as one, cut into windows")
+      ->check(CLI::IsMember({"prefix", "causal", "windowed"}))
       ->capture_default_str();
   app.add_option("--documents", options->documents, "for perplexity: most documents used")
       ->check(CLI::Range(1, 100000))
@@ -105,7 +124,7 @@ Action add(CLI::App& app) {
                  "for readkv: a file of kvist calibrate (default: where it puts them)")
       ->type_name("FILE");
   add_model_options(app, &options->inputs);
-  return [options](const Context& context) { return run_eval(*options, context); };
+  return [options, &app](const Context& context) { return run_eval(*options, app, context); };
 }
 
 }  // namespace

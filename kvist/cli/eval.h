@@ -17,6 +17,7 @@ struct EvalOptions {
   std::string ratios;                // "" or ".25,.5"
   std::string folder;                // -o
   std::string mode = "agnostic", data = "data", control;
+  std::vector<std::string> tasks;  // of suites that have several
   std::vector<int> lengths{1024};
   int limit = 10, replicates = 2000;
   uint64_t seed = 0;
@@ -25,6 +26,7 @@ struct EvalOptions {
   std::vector<std::string> texts;
   std::string protocol = "prefix";
   int documents = 4, tokens = 1024;
+  bool hashed_order = false;  // documents by the SHA-256 of their names
 };
 
 // Every method once, in order; where --ratios is given, those that select and do not say how much

@@ -40,6 +40,7 @@ class Drawing {
 
   // 1, 2 or 5 times a power of ten, so that there are about five.
   static double step(const ChartAxis& axis) {
+    if (axis.logarithm) return 1;
     const double rough = (axis.most - axis.least) / 5.5;
     const double power = std::pow(10, std::floor(std::log10(rough)));
     for (double factor : {1.0, 2.0, 5.0})
@@ -48,18 +49,19 @@ class Drawing {
   }
   static std::string number(const ChartAxis& axis, double value) {
     if (axis.percent) return svg::percent(value);
+    if (axis.logarithm) return fmt::format("{:g}", std::pow(10, value));
     return fmt::format("{:.3g}", std::abs(value) < 1e-12 ? 0.0 : value);
   }
 
   std::string ticks() const {
     std::string out;
     const double eps = 1e-9;
-    for (double v = chart_.y.least; v <= chart_.y.most * (1 + eps); v += step(chart_.y)) {
+    for (double v = chart_.y.least; v <= chart_.y.most + eps; v += step(chart_.y)) {
       out += line(kPlotLeft, y_of(v), kPlotRight, y_of(v), "#e1e6eb", 1);
       out += label(kPlotLeft - 6, y_of(v) + 4, number(chart_.y, v),
                    {.size = 11, .fill = kFaint, .anchor = "end"});
     }
-    for (double v = chart_.x.least; v <= chart_.x.most * (1 + eps); v += step(chart_.x)) {
+    for (double v = chart_.x.least; v <= chart_.x.most + eps; v += step(chart_.x)) {
       out += line(x_of(v), kPlotBottom, x_of(v), kPlotBottom + 4, kFaint, 1);
       out += label(x_of(v), kPlotBottom + 17, number(chart_.x, v),
                    {.size = 11, .fill = kFaint, .anchor = "middle"});
@@ -133,8 +135,7 @@ std::string page_open(const std::string& title) {
       "svg{max-width:100%;height:auto;display:block}figure{margin:0}"
       ".charts{display:grid;gap:16px;grid-template-columns:repeat(auto-fill,minmax(min(100%,400px),"
       "1fr))}"
-      ".maps{display:grid;gap:12px;grid-template-columns:repeat(auto-fill,minmax(min(100%,250px),"
-      "1fr))}"
+      ".maps{display:grid;gap:12px;grid-template-columns:repeat(auto-fill,minmax(170px,1fr))}"
       ".legend{display:flex;flex-wrap:wrap;gap:4px 16px;margin:8px 0}"
       ".legend i{display:inline-block;width:11px;height:11px;border-radius:6px;margin-right:6px}"
       ".wide{overflow-x:auto}table{border-collapse:collapse;font-size:13px;white-space:nowrap}"

@@ -20,6 +20,7 @@ struct ChartAxis {
   std::string name;
   double least = 0, most = 1;
   bool percent = false;
+  bool logarithm = false;  // values are powers of ten
 };
 struct Chart {
   std::string title;

@@ -48,8 +48,12 @@ std::vector<EvalRow> rows_asked(const EvalOptions& options, const Subject& subje
   if (options.suite.ends_with(".jsonl")) {
     rows = read_rows(options.suite);
   } else {
-    const SuiteInput input{options.lengths, options.limit, options.seed, options.data,
-                           [&](std::string_view text) { return subject.count_tokens(text); }};
+    const SuiteInput input{options.lengths,
+                           options.limit,
+                           options.seed,
+                           options.data,
+                           [&](std::string_view text) { return subject.count_tokens(text); },
+                           options.tasks};
     rows = rows_of(find_suite(options.suite), input);
   }
   return options.control.empty() ? rows : shuffled_contexts(rows);

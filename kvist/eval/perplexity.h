@@ -11,6 +11,7 @@
 
 #include "kvist/cache/coded_prefix.h"
 #include "kvist/eval/logit_stats.h"
+#include "kvist/eval/statistics.h"
 #include "kvist/methods/spec.h"
 #include "kvist/runtime/session.h"
 
@@ -28,18 +29,32 @@ struct Contestant {
 };
 
 struct PerplexityResult {
-  LogitStats stats;
+  LogitStats stats;                // one window's targets after another's
+  std::vector<NllUnit> documents;  // a window each: of the method and of the uncompressed run
   Bytes bytes;  // of the prefix at the end of the last window; of the suffix where causal
   uint64_t plain_bytes = 0;  // f16, the same tokens
   ReadCounts reads;          // over all windows
 };
 
-// One result a contestant. Throws invalid_argument where a spec does not go with the protocol, and
-// interrupted when *stop becomes true. on_progress counts tokens of all contestants.
-std::vector<PerplexityResult> perplexity(
-    Model& model, ThreadPool& pool, Protocol protocol, std::span<const Contestant> contestants,
-    std::span<const std::vector<int32_t>> windows,
-    const std::function<void(const Progress&)>& on_progress = {},
-    const std::atomic<bool>* stop = nullptr);
+struct PerplexityHooks {
+  std::function<void(const Progress&)> on_progress;  // counts scored tokens of all contestants
+  const std::atomic<bool>* stop = nullptr;           // interrupted when it becomes true
+  // Requests to repeat a document, for methods that read it twice.
+  std::function<std::vector<Repeat>(std::span<const int32_t> document, int chunk)> repeats;
+};
+
+// One result a contestant. prefix: one prefill of a window serves all; the uncompressed logits of a
+// half window are held meanwhile, 4 * vocab * tokens / 2 bytes. Throws invalid_argument where a
+// spec does not go with the protocol.
+std::vector<PerplexityResult> perplexity(Model& model, ThreadPool& pool, Protocol protocol,
+                                         std::span<const Contestant> contestants,
+                                         std::span<const std::vector<int32_t>> windows,
+                                         const PerplexityHooks& hooks = {});
+
+// llama.cpp's windows: texts one after another, cut every `length` tokens, the rest dropped; the
+// first token of each becomes `bos` where the vocabulary has one. Under `prefix` the same targets
+// are scored.
+std::vector<std::vector<int32_t>> corpus_windows(std::span<const std::vector<int32_t>> documents,
+                                                 int length, std::span<const int32_t> bos);
 
 }  // namespace kvist

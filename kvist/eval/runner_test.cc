@@ -33,9 +33,13 @@ class Runs : public ::testing::Test {
 
   std::string path(const char* name = "predictions.jsonl") const { return (dir_ / name).string(); }
   std::vector<EvalRow> passkeys(int limit, int length = 300) {
-    return rows_of(find_suite("passkey"), {{length}, limit, 7, "", [&](std::string_view text) {
-                                             return subject_->count_tokens(text);
-                                           }});
+    return rows_of(find_suite("passkey"),
+                   {{length},
+                    limit,
+                    7,
+                    "",
+                    [&](std::string_view text) { return subject_->count_tokens(text); },
+                    {}});
   }
   static RunPlan plan(std::vector<std::string> specs) {
     RunPlan plan;

@@ -2,6 +2,8 @@
 // The list of suites, and what their generators share.
 #include "kvist/eval/suite.h"
 
+#include <algorithm>
+
 #include "kvist/core/error.h"
 #include "kvist/core/sha256.h"
 #include "kvist/eval/score.h"
@@ -9,10 +11,13 @@
 
 namespace kvist {
 
-extern const Suite passkey_suite, needle_suite;
+extern const Suite passkey_suite, needle_suite, kv_ruler_suite, kv_qa_suite, kv_reuse_suite,
+    kv_retrieval_suite, kv_count_suite, kv_fewshot_suite;
 
 std::span<const Suite* const> suites() {
-  static constexpr const Suite* kAll[] = {&passkey_suite, &needle_suite};
+  static constexpr const Suite* kAll[] = {&passkey_suite,  &needle_suite,    &kv_ruler_suite,
+                                          &kv_qa_suite,    &kv_reuse_suite,  &kv_retrieval_suite,
+                                          &kv_count_suite, &kv_fewshot_suite};
   return kAll;
 }
 
@@ -38,6 +43,23 @@ std::vector<EvalRow> rows_of(const Suite& suite, const SuiteInput& input) {
   }
   require_distinct(rows);
   return rows;
+}
+
+std::vector<std::string> chosen_tasks(const SuiteInput& input,
+                                      const std::vector<std::string>& known) {
+  for (const std::string& task : input.tasks) {
+    if (std::find(known.begin(), known.end(), task) != known.end()) continue;
+    const std::string near = nearest(task, known);
+    throw Error(ErrorKind::invalid_argument,
+                str("no task is called ", kvist::quoted(task),
+                    near.empty() ? "" : str("; did you mean '", near, "'?")));
+  }
+  if (input.tasks.empty()) return known;
+  std::vector<std::string> out;
+  for (const std::string& task : known)
+    if (std::find(input.tasks.begin(), input.tasks.end(), task) != input.tasks.end())
+      out.push_back(task);
+  return out;
 }
 
 Rng sample_rng(const SuiteInput& input, std::string_view task, int length, int index) {

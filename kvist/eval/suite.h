@@ -23,6 +23,7 @@ struct SuiteInput {
   uint64_t seed = 0;
   std::string data;  // folder of words, prose and facts
   CountTokens count_tokens;
+  std::vector<std::string> tasks;  // of suites that have several; none: all
 };
 
 struct Suite {
@@ -39,6 +40,11 @@ const Suite& find_suite(std::string_view name);
 // Its rows, distinct and sealed. Throws invalid_argument where a length holds nothing, and
 // not_found where data are missing, saying how to get them.
 std::vector<EvalRow> rows_of(const Suite& suite, const SuiteInput& input);
+
+// Those of `known` that input.tasks names, in the order of `known`. Throws invalid_argument naming
+// the nearest to one that there is not.
+std::vector<std::string> chosen_tasks(const SuiteInput& input,
+                                      const std::vector<std::string>& known);
 
 // The generator of one sample.
 Rng sample_rng(const SuiteInput& input, std::string_view task, int length, int index);
