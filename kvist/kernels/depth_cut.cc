@@ -84,19 +84,25 @@ DepthSplit split(const float* weights, int64_t n, const int32_t* above, const in
   const hn::Rebind<uint8_t, Ints> d8;
   const auto one = hn::Set(d, 1), base = hn::Set(d, min_depth);
   auto total = hn::Zero(d);
+  // Here, since a store to `depths` may be one to a threshold for all the compiler knows.
+  hn::Vec<Ints> under_above[8];
+  for (int level = 0; level < 8; ++level) under_above[level] = hn::Set(d, above[level] - 1);
 #if HWY_TARGET <= HWY_AVX3
   HWY_ALIGN int32_t levels[kN];
   std::fill_n(levels, kN, std::numeric_limits<int32_t>::max());
   for (int level = 0, n_used = 0; level < 8; ++level)
     if (below[level] != kInfinityBits) levels[n_used++] = below[level] - 1;
   const auto next = hn::Load(d, levels);
+#else
+  hn::Vec<Ints> under_below[8];
+  for (int level = 0; level < 8; ++level) under_below[level] = hn::Set(d, below[level] - 1);
 #endif
   for (; i + kN <= n; i += kN) {
     const auto bits = load_bits(weights + i);
-    const auto count = [&](const int32_t* thresholds) HWY_ATTR {
+    const auto count = [&](const hn::Vec<Ints>* under) HWY_ATTR {
       auto n = hn::Zero(d);
       for (int level = 0; level < 8; ++level) {
-        const auto reached = hn::Gt(bits, hn::Set(d, thresholds[level] - 1));
+        const auto reached = hn::Gt(bits, under[level]);
 #if HWY_TARGET <= HWY_AVX3
         n.raw = _mm512_mask_add_epi32(n.raw, reached.raw, n.raw, one.raw);
 #else
@@ -105,12 +111,12 @@ DepthSplit split(const float* weights, int64_t n, const int32_t* above, const in
       }
       return n;
     };
-    const auto sure = count(above);
+    const auto sure = count(under_above);
 #if HWY_TARGET <= HWY_AVX3
     // Thresholds rise with the level, so that the next one alone decides.
     const auto open = hn::Gt(bits, hn::TableLookupLanes(next, hn::IndicesFromVec(d, sure)));
 #else
-    const auto open = hn::Gt(count(below), sure);
+    const auto open = hn::Gt(count(under_below), sure);
 #endif
     total = hn::Add(total, sure);
     hn::StoreU(hn::DemoteTo(d8, hn::Add(sure, base)), d8, depths + i);
