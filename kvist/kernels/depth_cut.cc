@@ -66,13 +66,32 @@ WeightRange range(const float* weights, int64_t n) {
 }
 
 WeightRange count_bins(const float* weights, int64_t n, uint32_t* bins) {
-  const auto each = [=](auto bits) HWY_ATTR {
-    HWY_ALIGN int32_t bin[kN];
-    hn::Store(hn::ShiftRight<kWeightBinShift>(hn::Max(bits, hn::Zero(Ints()))), Ints(), bin);
-    for (int i = 0; i < kN; ++i) ++bins[2 * bin[i] + i % 2];
-  };
-  return range_with(weights, n, each,
-                    [=](int32_t bits) { ++bins[2 * (std::max(bits, 0) >> kWeightBinShift)]; });
+  // In two loops, or the compiler takes each bin out of its vector instead of storing all.
+  constexpr int64_t kAtOnce = 512;
+  HWY_ALIGN int32_t bin[kAtOnce];
+  WeightRange out;
+  for (int64_t at = 0; at < n; at += kAtOnce) {
+    const int64_t m = std::min(kAtOnce, n - at);
+    int32_t* to = bin;
+    const WeightRange range = range_with(
+        weights + at, m,
+        [&](auto bits) HWY_ATTR {
+          hn::StoreU(hn::ShiftRight<kWeightBinShift>(hn::Max(bits, hn::Zero(Ints()))), Ints(), to);
+          to += kN;
+        },
+        [&](int32_t bits) { *to++ = std::max(bits, 0) >> kWeightBinShift; });
+    out.valid &= range.valid;
+    out.positive += range.positive;
+    out.least = std::min(out.least, range.least);
+    out.most = std::max(out.most, range.most);
+    int64_t i = 0;
+    for (; i + 1 < m; i += 2) {
+      ++bins[2 * bin[i]];
+      ++bins[2 * bin[i + 1] + 1];
+    }
+    if (i < m) ++bins[2 * bin[i]];
+  }
+  return out;
 }
 
 DepthSplit split(const float* weights, int64_t n, const int32_t* above, const int32_t* below,
