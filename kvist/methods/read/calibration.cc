@@ -7,11 +7,6 @@
 namespace kvist {
 namespace {
 
-std::string described(const ReadSource& s) {
-  return str("model ", s.model, " (", s.shape.layers, " layers, ", s.shape.kv_heads, " of ",
-             s.shape.heads, " heads, ", s.shape.head_dim, " channels), rope '", s.rope, "'");
-}
-
 // out = a b^T for rows of a and b, [d][d].
 void products(const std::vector<double>& a, const std::vector<double>& b, int d,
               std::vector<double>& out) {
@@ -47,6 +42,11 @@ std::vector<float> orthonormalized(std::span<const float> rows, int d) {
   return out;
 }
 
+std::string name_of(const ReadSource& s) {
+  return str("model ", s.model, " (", s.shape.layers, " layers, ", s.shape.kv_heads, " of ",
+             s.shape.heads, " heads, ", s.shape.head_dim, " channels), rope '", s.rope, "'");
+}
+
 std::string name_of(const ReadBasis& basis) {
   return str(basis.klt ? "klt" : "hadamard", ", seed ", basis.seed, ", ",
              basis.layer_signs ? "signs per layer" : "shared signs");
@@ -78,8 +78,8 @@ uint64_t ReadCalibration::charged_bytes() const {
 void ReadCalibration::check_fits(const ReadSource& other) const {
   if (source == other) return;
   throw Error(ErrorKind::invalid_argument,
-              str("the calibration was measured on ", described(source), "; it is to be used on ",
-                  described(other)));
+              str("the calibration was measured on ", name_of(source), "; it is to be used on ",
+                  name_of(other)));
 }
 
 void calibration_fixed_keys(const ReadCalibration& calibration, int layer, std::span<float> out) {

@@ -29,6 +29,14 @@ struct ReadSource {
   friend bool operator==(const ReadSource&, const ReadSource&) = default;
 };
 
+class FieldWriter;
+class FieldReader;
+// A source as the fields of a file.
+void put_source(FieldWriter& out, const ReadSource& source);
+ReadSource get_source(FieldReader& in);
+// What a message says of it.
+std::string name_of(const ReadSource& source);
+
 // The transforms: signed Hadamard matrices for keys and values, or for keys the eigenvectors of
 // each head's covariance.
 struct ReadBasis {
