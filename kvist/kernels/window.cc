@@ -109,9 +109,20 @@ void ScoreSpan(const WindowPass& pass, int span, float* scratch) {
   }
 }
 
+// To the nearest bf16, ties to even; x is finite.
+template <typename V, typename D>
+HWY_INLINE V nearest_bf16(D d, V x) {
+  const hn::RebindToUnsigned<D> du;
+  const auto bits = hn::BitCast(du, x);
+  const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1u));
+  const auto rounded = hn::Add(bits, hn::Add(odd, hn::Set(du, 0x7FFFu)));
+  return hn::BitCast(d, hn::And(rounded, hn::Set(du, 0xFFFF0000u)));
+}
+
 // out[i - begin] = sum of the attention of rows first, first + step, ... of one span, in that
 // order.
-void SumRows(const WindowPass& pass, int span, int first, int step, double* out) {
+template <bool kBf16>
+HWY_INLINE void sum_rows(const WindowPass& pass, int span, int first, int step, double* out) {
   const hn::CappedTag<double, 8> d64;
   const hn::Rebind<float, decltype(d64)> d32;
   const int lanes = static_cast<int>(hn::Lanes(d64));
@@ -125,11 +136,20 @@ void SumRows(const WindowPass& pass, int span, int first, int step, double* out)
       const auto f = hn::Set(d32, factor[r]);
       const float* x = weights + static_cast<int64_t>(r) * pass.stride + i;
       for (int w = 0; w < kWide; ++w) {
-        sum[w] = hn::Add(sum[w], hn::PromoteTo(d64, hn::Mul(f, hn::LoadU(d32, x + w * lanes))));
+        auto weight = hn::Mul(f, hn::LoadU(d32, x + w * lanes));
+        if (kBf16) weight = nearest_bf16(d32, weight);
+        sum[w] = hn::Add(sum[w], hn::PromoteTo(d64, weight));
       }
     }
     for (int w = 0; w < kWide; ++w) hn::StoreU(sum[w], d64, out + i + w * lanes);
   }
+}
+
+void SumRows(const WindowPass& pass, int span, int first, int step, double* out) {
+  sum_rows<false>(pass, span, first, step, out);
+}
+void SumRowsBf16(const WindowPass& pass, int span, int first, int step, double* out) {
+  sum_rows<true>(pass, span, first, step, out);
 }
 
 // out[i - begin] = the largest attention of the rows of one span.
@@ -179,6 +199,7 @@ namespace kvist::kernels {
 namespace {
 HWY_EXPORT(ScoreSpan);
 HWY_EXPORT(SumRows);
+HWY_EXPORT(SumRowsBf16);
 HWY_EXPORT(MostOfRows);
 HWY_EXPORT(Energies);
 HWY_EXPORT(FirstNonfiniteGroup);
@@ -273,13 +294,18 @@ void window_attention(const float* keys, int n, int head_dim, TensorView<const f
 }
 
 void window_attention_per_head(const float* keys, int n, int head_dim, TensorView<const float, 3> q,
-                               float logit_scale, ThreadPool& pool, double* means) {
+                               float logit_scale, ThreadPool& pool, double* means,
+                               Weights weights) {
   if (q.empty()) return std::fill_n(means, q.dim(1) * n, 0.0), void();
   attend_window(keys, n, head_dim, q, logit_scale, pool, [&](const WindowPass& pass, int span) {
     double sums[kSpan];
     const int begin = span * kSpan;
     for (int g = 0; g < pass.group; ++g) {
-      HWY_DYNAMIC_DISPATCH(SumRows)(pass, span, g, pass.group, sums);
+      if (weights == Weights::bf16) {
+        HWY_DYNAMIC_DISPATCH(SumRowsBf16)(pass, span, g, pass.group, sums);
+      } else {
+        HWY_DYNAMIC_DISPATCH(SumRows)(pass, span, g, pass.group, sums);
+      }
       double* out = means + static_cast<int64_t>(g) * n;
       for (int i = begin; i < std::min(begin + kSpan, n); ++i)
         out[i] = sums[i - begin] / pass.window;

@@ -22,10 +22,14 @@ namespace kvist::kernels {
 void window_attention(const float* keys, int n, int head_dim, TensorView<const float, 3> q,
                       float logit_scale, ThreadPool& pool, float* abar);
 
+// What each attention weight is rounded to before it is summed.
+enum class Weights { f32, bf16 };
+
 // The same without the mean over the group: means [G][n], out, the mean over t alone, in fp64 and
 // not rounded.
 void window_attention_per_head(const float* keys, int n, int head_dim, TensorView<const float, 3> q,
-                               float logit_scale, ThreadPool& pool, double* means);
+                               float logit_scale, ThreadPool& pool, double* means,
+                               Weights weights = Weights::f32);
 
 // The largest in place of the mean, over t and g: most [n], out.
 void window_attention_most(const float* keys, int n, int head_dim, TensorView<const float, 3> q,

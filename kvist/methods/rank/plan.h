@@ -29,8 +29,10 @@ struct RankPlan {
     random,  // controls
     shuffle,
     position,
+    oracle,  // tokens [gold_begin, gold_end) and no other
   };
   Salience salience = Salience::window;
+  int gold_begin = 0, gold_end = 0;
   int scoring_window = 64;  // queries
   bool bf16_scores = false;
   double mix_twin = 0.5;
@@ -51,6 +53,8 @@ struct RankPlan {
   };
   Rate rate = Rate::scalars;
 
+  // Where the budget is less than the floor: widening the stride goes on with a lower floor where
+  // it does not help, and a lower floor with exact tokens where no budget is left.
   enum class Infeasible { error, shrink_floor, widen_stride, exact };
   Infeasible infeasible = Infeasible::error;
 
@@ -61,6 +65,12 @@ struct RankPlan {
     sigma,  // the tree code, in units of the row's spread and the token's gain
   };
   Code code = Code::group;
+
+  int window_queries() const;  // that LayerInput::q must hold
 };
+
+// Throws Error(invalid_argument) naming the field that is out of range, or two that exclude each
+// other.
+void check(const RankPlan& plan);
 
 }  // namespace kvist
