@@ -4,8 +4,11 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
+#include <string>
 #include <vector>
 
+#include "kvist/core/half.h"
 #include "kvist/methods/read/calibration.h"
 
 namespace kvist {
@@ -17,8 +20,10 @@ struct RankBasisLayer {
   int width = 0;                   // D
   std::vector<float> rows;         // [R][D], order of z as in RankedCode
   std::vector<float> eigenvalues;  // [R] of the mean second moment of residuals
-  double residual_energy = 0;      // mean square length of a residual,
-  double total_energy = 0;         // and of z itself, over the calibration texts
+  // [D] of the covariance of z itself: what the anchors gain can be seen beside it.
+  std::vector<float> raw_eigenvalues;
+  double residual_energy = 0;  // mean square length of a residual,
+  double total_energy = 0;     // and of z itself, over the calibration texts
 
   const float* row(int j) const { return rows.data() + static_cast<int64_t>(j) * width; }
 };
@@ -27,9 +32,26 @@ struct RankBasis {
   ReadSource source;  // the model and its RoPE
   int stride = 16;    // the anchors that residuals were taken from
   int neighbours = 4;
-  double value_scale = 1;  // values are multiplied by it inside z
-  int64_t residuals = 0;   // seen in each layer
+  double value_scale = 1;       // values are multiplied by it inside z
+  int64_t residuals = 0;        // seen in each layer
+  Scalar format = Scalar::f32;  // that rows are stored in: f16 where the basis is large
   std::vector<RankBasisLayer> layers;
+
+  // Throws invalid_argument naming both sides where this was measured on another model or RoPE, or
+  // with values scaled otherwise.
+  void check_fits(const ReadSource& other, double scale) const;
+  uint64_t charged_bytes() const;  // rows and eigenvalues as stored
 };
+
+// How many leading eigenvalues hold `share` of their sum.
+int rank_of_energy(std::span<const float> eigenvalues, double share);
+
+// Files: "KVISTRKB", version, fields, XXH64; little endian. `save` throws io; `load` not_found or
+// io, and corrupt naming file, field, found and expected.
+void save(const RankBasis& basis, const std::string& path);
+RankBasis load_basis(const std::string& path);
+// The same on bytes; `name` stands for the file in messages.
+std::vector<uint8_t> encode(const RankBasis& basis);
+RankBasis decode_basis(std::span<const uint8_t> bytes, const std::string& name);
 
 }  // namespace kvist
