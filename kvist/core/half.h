@@ -54,4 +54,15 @@ inline f16 to_f16(float x) {
   return {static_cast<uint16_t>(sign | (rounded - 0x38000000u) >> 13)};
 }
 
+// The float that rounds to the same 16-bit number as x does: toward zero, last bit set if inexact.
+inline float sticky(double x) {
+  const auto nearest = static_cast<float>(x);
+  if (static_cast<double>(nearest) == x || (std::bit_cast<uint32_t>(nearest) << 1) >= 0xFF000000u)
+    return nearest;
+  const auto bits = std::bit_cast<uint32_t>(nearest);
+  const double above = static_cast<double>(nearest);
+  const bool away = above < 0 ? above < x : above > x;
+  return std::bit_cast<float>((away ? bits - 1 : bits) | 1u);
+}
+
 }  // namespace kvist

@@ -4,7 +4,6 @@
 
 #include <Eigen/Eigenvalues>
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <mutex>
 
@@ -57,15 +56,6 @@ class Covariance {
   Eigen::VectorXd mean_;
   Matrix m2_;
 };
-
-// The float that rounds to the same 16-bit number as x does: toward zero, last bit set if inexact.
-float sticky(double x) {
-  const auto nearest = static_cast<float>(x);
-  if (static_cast<double>(nearest) == x || !std::isfinite(nearest)) return nearest;
-  const auto bits = std::bit_cast<uint32_t>(nearest);
-  const bool away = std::abs(static_cast<double>(nearest)) > std::abs(x);
-  return std::bit_cast<float>((away ? bits - 1 : bits) | 1u);
-}
 
 float rounded(double x, Scalar format) {
   return format == Scalar::f16 ? to_float(to_f16(sticky(x))) : to_float(to_bf16(sticky(x)));
