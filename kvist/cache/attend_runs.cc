@@ -12,6 +12,7 @@
 
 #include "kvist/cache/coded_reader.h"
 #include "kvist/cache/prefix.h"
+#include "kvist/cache/ranked_reader.h"
 #include "kvist/core/error.h"
 
 namespace kvist {
@@ -320,7 +321,9 @@ class Walk {
 }  // namespace
 
 AttendWorkspace::AttendWorkspace()
-    : state_(std::make_unique<State>()), read_(std::make_unique<ReadWorkspace>()) {}
+    : state_(std::make_unique<State>()),
+      read_(std::make_unique<ReadWorkspace>()),
+      ranked_(std::make_unique<RankedWorkspace>()) {}
 AttendWorkspace::~AttendWorkspace() = default;
 
 void AttendWorkspace::reserve(const KvShape& shape, int n_rows, int n_tokens, int n_workers) {
@@ -343,6 +346,7 @@ void AttendWorkspace::reserve(const KvShape& shape, int n_rows, int n_tokens, in
 
 void AttendWorkspace::begin() {
   read_->begin();
+  ranked_->begin();
   State& s = *state_;
   s.next = 0;
   s.left = 0;
@@ -352,7 +356,7 @@ void AttendWorkspace::begin() {
 
 uint64_t AttendWorkspace::allocated_bytes() const {
   return state_->scratch.allocated_bytes() + state_->partials.allocated_bytes() +
-         read_->allocated_bytes();
+         read_->allocated_bytes() + ranked_->allocated_bytes();
 }
 
 void attend_runs(std::span<const kernels::KvRun> prefix, const KvShape& shape,

@@ -17,13 +17,12 @@
 #include "kvist/cache/coded_reader.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <numeric>
-#include <thread>
 #include <vector>
 
+#include "kvist/cache/meeting.h"
 #include "kvist/cache/prefix.h"
 #include "kvist/core/error.h"
 #include "kvist/kernels/plane_keys.h"
@@ -47,42 +46,6 @@ int segment_tokens(int n_tokens) {
   return std::max(kMinSegment,
                   round_up((n_tokens + kSegments - 1) / kSegments, kernels::kValueChunk));
 }
-
-// All workers of a call meet here; the last to come calls last() and puts the job counter back to
-// 0.
-class Meeting {
- public:
-  void reset() {
-    arrived_ = 0;
-    next_ = 0;
-  }
-  int draw() { return next_.fetch_add(1, std::memory_order_relaxed); }
-  template <typename Last>
-  void wait(int n_workers, const Last& last) {
-    const uint32_t now = round_.load(std::memory_order_relaxed);
-    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == n_workers) {
-      last();
-      arrived_.store(0, std::memory_order_relaxed);
-      next_.store(0, std::memory_order_relaxed);
-      round_.store(now + 1, std::memory_order_release);
-      return;
-    }
-    for (int spins = 0; round_.load(std::memory_order_acquire) == now; ++spins) {
-      if (spins < 4096) {
-#if defined(__x86_64__)
-        __builtin_ia32_pause();
-#endif
-      } else {
-        std::this_thread::yield();
-      }
-    }
-  }
-
- private:
-  alignas(64) std::atomic<int> arrived_{0};
-  alignas(64) std::atomic<int> next_{0};
-  alignas(64) std::atomic<uint32_t> round_{0};
-};
 
 struct HeadView;
 
@@ -235,8 +198,7 @@ class RowRead {
  private:
   template <typename Fn, typename Last>
   void each(int n, const Fn& job, const Last& last) {
-    for (int i = state_.meeting.draw(); i < n; i = state_.meeting.draw()) job(i);
-    state_.meeting.wait(worker_.count, last);
+    state_.meeting.each(n, worker_, job, last);
   }
   template <typename Fn>
   void each(int n, const Fn& job) {

@@ -10,6 +10,7 @@
 
 #include "kvist/cache/coded_layer.h"
 #include "kvist/cache/dense.h"
+#include "kvist/cache/ranked_reader.h"
 #include "kvist/core/thread_pool.h"
 #include "kvist/methods/read/plan.h"
 
@@ -47,12 +48,14 @@ struct ReadCounts {
   int64_t dense_bytes = 0;  // 16-bit rows of sinks and recent tokens
   int64_t lines = 0;        // of 64 bytes: key planes, value planes, open key blocks
   int64_t key_lines = 0;    // of these, without the value planes
+  RankedCounts ranked;      // of ranked layers instead
 
   ReadCounts& operator+=(const ReadCounts& more) {
     rows += more.rows, numbers += more.numbers;
     key_bits += more.key_bits, value_bits += more.value_bits;
     key_budget += more.key_budget, value_budget += more.value_budget;
     dense_bytes += more.dense_bytes, lines += more.lines, key_lines += more.key_lines;
+    ranked += more.ranked;
     return *this;
   }
   double bits_per_number() const { return share(key_bits + value_bits, numbers); }

@@ -18,6 +18,7 @@
 namespace kvist {
 
 class CodedLayer;
+class RankedWorkspace;
 class ReadWorkspace;
 class SuffixLayer;
 struct ReadTrace;
@@ -64,11 +65,13 @@ class AttendWorkspace {
   struct State;
   State& state() { return *state_; }
   ReadWorkspace& read() { return *read_; }  // what coded layers need instead; they reserve it
+  RankedWorkspace& ranked() { return *ranked_; }  // the same of ranked layers
   uint64_t allocated_bytes() const;
 
  private:
   std::unique_ptr<State> state_;
   std::unique_ptr<ReadWorkspace> read_;
+  std::unique_ptr<RankedWorkspace> ranked_;
 };
 
 // The tokens every question sees. Calls on different layers, or with different workspaces, may run

@@ -186,7 +186,8 @@ class Evictor : public Observer {
   virtual std::vector<std::vector<int32_t>> stay(const LayerInput& layer, int n_kept) = 0;
 };
 
-struct Reading;  // methods/read/reading.h
+struct RankPlan;  // methods/rank/plan.h
+struct Reading;   // methods/read/reading.h
 
 struct Method {
   const char* name;
@@ -198,6 +199,8 @@ struct Method {
   std::unique_ptr<Selector> (*select)(const Options&) = nullptr;
   // How what stays is coded, and how much of it one query reads.
   Reading (*read)(const Options&) = nullptr;
+  // How a budget becomes ranks, where every token is coded to a rank of its own.
+  RankPlan (*rank)(const Options&) = nullptr;
   std::unique_ptr<Scorer> (*score)(const Options&) = nullptr;
   // What leaves a cache that grows, again and again; the options of a ratio mean nothing here.
   std::unique_ptr<Evictor> (*evict)(const Options&) = nullptr;

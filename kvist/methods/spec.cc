@@ -191,6 +191,7 @@ Spec Parser::parse() {
   Spec spec;
   const char* selector = nullptr;
   const char* reader = nullptr;
+  const char* ranker = nullptr;
   do {
     skip_space();
     const size_t name_at = at_;
@@ -221,6 +222,9 @@ Spec Parser::parse() {
         fail(name_at, str(reader, " and ", name, " both decide how numbers are coded: use one"));
       reader = method.name;
     }
+    if (method.rank != nullptr) ranker = method.name;
+    if (ranker != nullptr && spec.calls.size() > 1)
+      fail(name_at, str(ranker, " codes every token of a whole layer: nothing goes before or after it"));
     spec.text += str(spec.text.empty() ? "" : "+", canonical(spec.calls.back()));
   } while (accept('+'));
   if (at_ != text_.size()) expected("'(', '+' or the end");
@@ -257,6 +261,13 @@ std::unique_ptr<Evictor> Spec::make_evictor() const {
 std::optional<Reading> Spec::reading() const {
   for (const MethodCall& call : calls) {
     if (call.method->read != nullptr) return call.method->read(call.options);
+  }
+  return std::nullopt;
+}
+
+std::optional<RankPlan> Spec::ranking() const {
+  for (const MethodCall& call : calls) {
+    if (call.method->rank != nullptr) return call.method->rank(call.options);
   }
   return std::nullopt;
 }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "kvist/methods/method.h"
+#include "kvist/methods/rank/plan.h"
 #include "kvist/methods/read/reading.h"
 
 namespace kvist {
@@ -33,6 +34,8 @@ struct Spec {
   Ratio removed() const;  // of the selector; 0 without one
   // How the survivors are coded and read, or nothing where they stay plain numbers.
   std::optional<Reading> reading() const;
+  // How the tokens of each layer are ranked and coded, or nothing where no method does that.
+  std::optional<RankPlan> ranking() const;
   // The text with ratio=`removed` put into the selector's options, unless ratio or keep is given.
   std::string text_at(Ratio removed) const;
 };

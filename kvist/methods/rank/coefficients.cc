@@ -18,10 +18,11 @@ bool finite(f16 x) { return (x.bits & 0x7C00u) != 0x7C00u; }
 void check(const CoefficientFormat& format) {
   const int bits = format.bits;
   const bool possible =
-      bits == 16 || (format.tree() ? bits >= 1 && bits <= 8 : bits == 3 || bits == 4 || bits == 8);
+      bits == 16 || bits == 32 ||
+      (format.tree() ? bits >= 1 && bits <= 8 : bits == 3 || bits == 4 || bits == 8);
   if (!possible)
     throw Error(ErrorKind::invalid_argument,
-                str("bits=", bits, ": coefficients have 16 bits, ",
+                str("bits=", bits, ": coefficients have 32 or 16 bits, ",
                     format.tree() ? "or 1 to 8 with code=sigma" : "or 8, 4 or 3 in groups"));
 }
 

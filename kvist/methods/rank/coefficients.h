@@ -19,11 +19,12 @@ namespace kvist {
 inline constexpr int kRankChunk = 32;
 
 struct CoefficientFormat {
-  int bits = 16;  // 16: f16; else 3, 4 or 8 in groups, 1 to 8 with the tree code
+  int bits = 16;  // 16: f16; 32: f32; else 3, 4 or 8 in groups, 1 to 8 with the tree code
   RankPlan::Code code = RankPlan::Code::group;
 
   bool tree() const { return bits < 16 && code == RankPlan::Code::sigma; }
   bool groups() const { return bits < 16 && code == RankPlan::Code::group; }
+  int unit() const { return bits >= 16 ? bits / 8 : 1; }  // bytes in which blocks are counted
   // Bytes of n <= 32 coefficients of a token, scales of a group included.
   int row_bytes(int n) const { return (n * bits + 7) / 8 + scale_bytes(n); }
   int scale_bytes(int n) const { return groups() && n > 0 ? 4 : 0; }

@@ -65,6 +65,7 @@ struct RankPlan {
     sigma,  // the tree code, in units of the row's spread and the token's gain
   };
   Code code = Code::group;
+  bool skip = false;  // bounds of keys are kept, and blocks that they show to weigh nothing skipped
 
   int window_queries() const;  // that LayerInput::q must hold
 };

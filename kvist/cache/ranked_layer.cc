@@ -1,0 +1,341 @@
+// SPDX-License-Identifier: MIT
+// Laying out a code, and reading blocks of it back.
+#include "kvist/cache/ranked_layer.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+
+#include "kvist/core/error.h"
+#include "kvist/kernels/tree_code.h"
+
+namespace kvist {
+namespace {
+
+constexpr int kSlack = 8;  // bytes behind packed indices
+
+int bits_for(size_t n) { return n <= 1 ? 0 : std::bit_width(n - 1); }
+
+// The least f16 that is not below x.
+f16 rounded_up(float x) {
+  f16 y = to_f16(x);
+  if (to_float(y) < x) ++y.bits;
+  return y;
+}
+
+template <typename T>
+Buffer<T> filled(const std::vector<T>& from) {
+  Buffer<T> to(from.size());
+  std::copy(from.begin(), from.end(), to.begin());
+  return to;
+}
+
+}  // namespace
+
+RankedTokens::RankedTokens(const RankedCode& code)
+    : n_tokens(code.n_tokens),
+      exact(code.exact),
+      anchors(code.anchors),
+      coded(code.coded),
+      anchor_of_exact(code.exact.size(), -1) {
+  for (const int32_t anchor : anchors) {
+    const auto at = std::lower_bound(exact.begin(), exact.end(), anchor);
+    KVIST_ASSERT(at != exact.end() && *at == anchor);
+    anchor_of_exact[static_cast<size_t>(at - exact.begin())] =
+        static_cast<int32_t>(exact_of_anchor.size());
+    exact_of_anchor.push_back(static_cast<int32_t>(at - exact.begin()));
+  }
+}
+
+bool RankedTokens::divides(const RankedCode& code) const {
+  return n_tokens == code.n_tokens && exact == code.exact && anchors == code.anchors &&
+         coded == code.coded;
+}
+
+Bytes RankedTokens::bytes() const {
+  const auto size = [](const std::vector<int32_t>& v) { return v.size() * sizeof(int32_t); };
+  Bytes bytes;
+  bytes.metadata =
+      size(exact) + size(anchors) + size(coded) + size(exact_of_anchor) + size(anchor_of_exact);
+  bytes.allocated = bytes.metadata;
+  return bytes;
+}
+
+RankedLayer::RankedLayer(const KvShape& shape, std::shared_ptr<const RankedTokens> tokens,
+                         std::span<const kernels::KvRun> runs, const RankedCode& code,
+                         const CoefficientFormat& format, const float* sigma)
+    : shape_(shape),
+      tokens_(std::move(tokens)),
+      format_(format),
+      n_neighbours_(code.n_neighbours),
+      index_bits_(bits_for(code.anchors.size())) {
+  check(format);
+  KVIST_ASSERT(std::ssize(runs) == shape.kv_heads && tokens_->divides(code));
+  const size_t n = code.coded.size(), c = static_cast<size_t>(n_neighbours_);
+  shift_ = format.bits == 16 ? shift_of(code.coefficients) : 0;
+  rank_sum_ = static_cast<int64_t>(code.coefficients.size());
+  store_exact(runs);
+  ranks_ = Buffer<uint16_t>(n);
+  order_ = Buffer<uint8_t>(n);
+  neighbours_ = Buffer<uint8_t>((n * c * static_cast<size_t>(index_bits_) + 7) / 8 + kSlack);
+  if (format.tree()) gains_ = Buffer<f16>(n);
+  if (code.causal) counts_ = Buffer<uint8_t>(n);
+  offsets_ = Buffer<uint32_t>(static_cast<size_t>(n_blocks()));
+  std::vector<uint8_t> payload;
+  for (int block = 0; block < n_blocks(); ++block) {
+    const size_t unit = static_cast<size_t>(format.unit());
+    if (payload.size() / unit > UINT32_MAX)
+      throw Error(ErrorKind::exhausted, "the coefficients of a layer take more than 32 bits count");
+    offsets_[static_cast<size_t>(block)] = static_cast<uint32_t>(payload.size() / unit);
+    store_block(code, block, sigma, &payload);
+  }
+  payload_ = filled(payload);
+}
+
+void RankedLayer::keep_key_norms(std::span<const float> key_norms) {
+  const size_t heads = static_cast<size_t>(shape_.kv_heads);
+  KVIST_ASSERT(key_norms.size() == ranks_.size() * heads);
+  key_norms_ = Buffer<f16>(key_norms.size());
+  for (size_t i = 0; i < ranks_.size(); ++i)
+    for (size_t head = 0; head < heads; ++head)
+      key_norms_[i * heads + head] =
+          rounded_up(key_norms[(i / kBlock * kBlock + order_[i]) * heads + head]);
+}
+
+void RankedLayer::store_exact(std::span<const kernels::KvRun> runs) {
+  const size_t head_bytes = tokens_->exact.size() * static_cast<size_t>(shape_.head_dim) *
+                            static_cast<size_t>(size_of(shape_.type));
+  exact_k_ = Buffer<std::byte>(head_bytes * runs.size());
+  exact_v_ = Buffer<std::byte>(head_bytes * runs.size());
+  for (size_t head = 0; head < runs.size(); ++head)
+    kernels::gather(runs[head], tokens_->exact, exact_k_.data() + head * head_bytes,
+                    exact_v_.data() + head * head_bytes);
+}
+
+kernels::KvRun RankedLayer::exact(int head) const {
+  const int n = static_cast<int>(tokens_->exact.size());
+  const int64_t at = int64_t{head} * n * shape_.head_dim * size_of(shape_.type);
+  return {.k = exact_k_.data() + at,
+          .v = exact_v_.data() + at,
+          .type = shape_.type,
+          .head_dim = shape_.head_dim,
+          .n_tokens = n,
+          .last_width = n % kBlock == 0 ? kBlock : n % kBlock};
+}
+
+void RankedLayer::store_block(const RankedCode& code, int block, const float* sigma,
+                              std::vector<uint8_t>* payload) {
+  const int n = block_tokens(block), first = block * kBlock;
+  uint8_t* order = order_.data() + first;
+  std::iota(order, order + n, uint8_t{0});
+  const uint16_t* rank = code.rank.data() + first;
+  std::stable_sort(order, order + n, [&](uint8_t a, uint8_t b) { return rank[a] > rank[b]; });
+  const int c = n_neighbours_;
+  for (int i = 0; i < n; ++i) {
+    const int token = first + order[i];
+    ranks_[static_cast<size_t>(first + i)] = code.rank[static_cast<size_t>(token)];
+    if (format_.tree())
+      gains_[static_cast<size_t>(first + i)] =
+          gain_of(code.coefficients_of(static_cast<size_t>(token)), sigma);
+    const auto neighbours = code.neighbours_of(static_cast<size_t>(token));
+    if (code.causal)
+      counts_[static_cast<size_t>(first + i)] = static_cast<uint8_t>(neighbours.size());
+    for (int k = 0; k < std::ssize(neighbours); ++k) {
+      int64_t bit = (int64_t{first + i} * c + k) * index_bits_;
+      const uint16_t index = neighbours[static_cast<size_t>(k)];
+      for (int b = 0; b < index_bits_; ++b, ++bit)
+        neighbours_[static_cast<size_t>(bit / 8)] |=
+            static_cast<uint8_t>((index >> b & 1) << bit % 8);
+    }
+  }
+  for (int chunk = 0; chunk * kRankChunk < ranks(block)[0]; ++chunk)
+    store_chunk(code, block, chunk, sigma, payload);
+}
+
+void RankedLayer::store_chunk(const RankedCode& code, int block, int chunk, const float* sigma,
+                              std::vector<uint8_t>* payload) {
+  const int first = block * kBlock, row = chunk * kRankChunk;
+  const auto append = [&](const void* from, size_t n) {
+    const auto* bytes = static_cast<const uint8_t*>(from);
+    payload->insert(payload->end(), bytes, bytes + n);
+  };
+  uint8_t codes[kRankChunk], packed[kRankChunk];
+  std::vector<uint8_t> rows;
+  for (int i = 0; i < block_tokens(block) && ranks(block)[i] > row; ++i) {
+    const auto all = code.coefficients_of(static_cast<size_t>(first + order(block)[i]));
+    const auto x = all.subspan(static_cast<size_t>(row),
+                               std::min<size_t>(kRankChunk, all.size() - static_cast<size_t>(row)));
+    if (format_.bits == 32) {
+      append(x.data(), x.size_bytes());
+      continue;
+    }
+    if (format_.bits == 16) {
+      for (const float y : x) {
+        const f16 half = to_f16(std::ldexp(y, -shift_));
+        append(&half, sizeof half);
+      }
+      continue;
+    }
+    if (format_.tree()) {
+      code_leaves(x, gains_[static_cast<size_t>(first + i)], sigma + row, codes);
+      for (size_t j = 0; j < x.size(); ++j)
+        codes[j] = static_cast<uint8_t>(codes[j] >> (kernels::kTreeDepth - format_.bits));
+    } else {
+      const GroupScale scale = code_group(x, format_.bits, codes);
+      append(&scale, sizeof scale);
+    }
+    const int n = static_cast<int>(x.size());
+    pack_codes(codes, n, format_.bits, packed);
+    rows.insert(rows.end(), packed, packed + (n * format_.bits + 7) / 8);
+  }
+  payload->insert(payload->end(), rows.begin(), rows.end());
+}
+
+void RankedLayer::read_neighbours(int block, uint16_t* index, uint8_t* count) const noexcept {
+  const int n = block_tokens(block) * n_neighbours_;
+  if (counts_.empty())
+    std::fill_n(count, block_tokens(block), static_cast<uint8_t>(n_neighbours_));
+  else
+    std::copy_n(counts_.data() + block * kBlock, block_tokens(block), count);
+  const uint64_t mask = (uint64_t{1} << index_bits_) - 1;
+  int64_t bit = int64_t{block} * kBlock * n_neighbours_ * index_bits_;
+  for (int i = 0; i < n; ++i, bit += index_bits_) {
+    uint64_t eight;
+    std::memcpy(&eight, neighbours_.data() + bit / 8, sizeof eight);
+    index[i] = static_cast<uint16_t>(eight >> bit % 8 & mask);
+  }
+}
+
+std::span<const uint8_t> RankedLayer::block_bytes(int block) const {
+  const size_t unit = static_cast<size_t>(format_.unit());
+  const size_t begin = offsets_[static_cast<size_t>(block)] * unit;
+  const size_t end =
+      block + 1 < n_blocks() ? offsets_[static_cast<size_t>(block + 1)] * unit : payload_.size();
+  return {payload_.data() + begin, end - begin};
+}
+
+int RankedLayer::read_block(int block, const float* sigma, float* x, uint8_t* depth,
+                            Chunk* chunks) const noexcept {
+  const uint8_t* at = block_bytes(block).data();
+  const uint16_t* rank = ranks(block);
+  int n = block_tokens(block), made = 0;
+  for (int row = 0;; row += kRankChunk, ++made) {
+    while (n > 0 && rank[n - 1] <= row) --n;
+    if (n == 0) return made;
+    for (int i = 0; i < n; ++i)
+      depth[i] = static_cast<uint8_t>(std::min(kRankChunk, rank[i] - row));
+    chunks[made] = {n, x, depth};
+    at = read_chunk(block, made, n, at, sigma, x);
+    x += n * kRankChunk;
+    depth += n;
+  }
+}
+
+// The first n tokens of a block have coefficients in this chunk, which begins at `at`; returns its
+// end.
+const uint8_t* RankedLayer::read_chunk(int block, int chunk, int n, const uint8_t* at,
+                                       const float* sigma, float* x) const noexcept {
+  const int row = chunk * kRankChunk;
+  const uint16_t* rank = ranks(block);
+  if (format_.bits == 32) {
+    for (int i = 0; i < n; ++i, x += kRankChunk) {
+      const int some = std::min(kRankChunk, rank[i] - row);
+      std::memcpy(x, at, static_cast<size_t>(some) * sizeof(float));
+      std::fill(x + some, x + kRankChunk, 0.0f);
+      at += some * static_cast<int>(sizeof(float));
+    }
+    return at;
+  }
+  if (format_.bits == 16) {
+    int whole = n;
+    while (whole > 0 && rank[whole - 1] < row + kRankChunk) --whole;
+    const float unit = std::ldexp(1.0f, shift_);
+    const f16* from = reinterpret_cast<const f16*>(at);  // payload of f16 is aligned to them
+    kernels::widen_f16(from, int64_t{whole} * kRankChunk, unit, x);
+    from += whole * kRankChunk;
+    for (int i = whole; i < n; ++i) {
+      const int left = rank[i] - row;
+      float* to = x + i * kRankChunk;
+      kernels::widen_f16(from, left, unit, to);
+      std::fill(to + left, to + kRankChunk, 0.0f);
+      from += left;
+    }
+    return reinterpret_cast<const uint8_t*>(from);
+  }
+  const uint8_t* scales = at;
+  if (format_.groups()) at += n * static_cast<int>(sizeof(GroupScale));
+  const float* centroids = kernels::tree_centroids(std::min(format_.bits, kernels::kTreeDepth));
+  uint8_t codes[kRankChunk];
+  for (int i = 0; i < n; ++i, x += kRankChunk) {
+    const int some = std::min(kRankChunk, rank[i] - row);
+    unpack_codes(at, some, format_.bits, codes);
+    at += (some * format_.bits + 7) / 8;
+    if (format_.tree()) {
+      const float gain = to_float(gains_[static_cast<size_t>(block * kBlock + i)]);
+      for (int j = 0; j < some; ++j) x[j] = centroids[codes[j]] * (gain * sigma[row + j]);
+    } else {
+      GroupScale scale;
+      std::memcpy(&scale, scales + i * static_cast<int>(sizeof scale), sizeof scale);
+      const float lo = to_float(scale.lo), step = to_float(scale.step);
+      for (int j = 0; j < some; ++j) x[j] = lo + step * static_cast<float>(codes[j]);
+    }
+    std::fill(x + some, x + kRankChunk, 0.0f);
+  }
+  return at;
+}
+
+RankedCode RankedLayer::decode(const float* sigma) const {
+  RankedCode code;
+  code.n_tokens = tokens_->n_tokens;
+  code.exact = tokens_->exact;
+  code.anchors = tokens_->anchors;
+  code.coded = tokens_->coded;
+  code.n_neighbours = n_neighbours_;
+  const size_t n = code.coded.size(), c = static_cast<size_t>(n_neighbours_);
+  code.neighbours.resize(n * c);
+  code.rank.resize(n);
+  for (size_t i = 0; i < n; ++i) code.rank[i / kBlock * kBlock + order_[i]] = ranks_[i];
+  code.offset.push_back(0);
+  for (const uint16_t rank : code.rank) code.offset.push_back(code.offset.back() + rank);
+  code.coefficients.resize(code.offset.back());
+  const int most = n == 0 ? 0 : *std::max_element(code.rank.begin(), code.rank.end());
+  const size_t room = static_cast<size_t>(most / kRankChunk + 1);
+  std::vector<float> x(room * kBlock * kRankChunk);
+  std::vector<uint8_t> depth(room * kBlock);
+  std::vector<Chunk> chunks(room);
+  std::vector<uint16_t> index(kBlock * c);
+  uint8_t count[kBlock];
+  code.causal = !counts_.empty();
+  for (int block = 0; block < n_blocks(); ++block) {
+    read_neighbours(block, index.data(), count);
+    const int n_chunks = read_block(block, sigma, x.data(), depth.data(), chunks.data());
+    for (int i = 0; i < block_tokens(block); ++i) {
+      const size_t token = static_cast<size_t>(block * kBlock + order(block)[i]);
+      std::copy_n(&index[static_cast<size_t>(i) * c], c, &code.neighbours[token * c]);
+      for (int k = 0; k < n_chunks && i < chunks[static_cast<size_t>(k)].n_tokens; ++k) {
+        const Chunk& chunk = chunks[static_cast<size_t>(k)];
+        std::copy_n(chunk.x + i * kRankChunk, chunk.depth[i],
+                    code.coefficients.data() + code.offset[token] + k * kRankChunk);
+      }
+    }
+  }
+  return code;
+}
+
+Bytes RankedLayer::bytes() const {
+  Bytes bytes;
+  bytes.payload = exact_k_.size_bytes() + exact_v_.size_bytes() + payload_.size_bytes();
+  bytes.metadata = ranks_.size_bytes() + order_.size_bytes() + neighbours_.size_bytes() +
+                   counts_.size_bytes() + key_norms_.size_bytes() + gains_.size_bytes() +
+                   offsets_.size_bytes();
+  const auto add = [&](const auto&... buffer) {
+    bytes.allocated += (uint64_t{0} + ... + buffer.allocated_bytes());
+  };
+  add(exact_k_, exact_v_, payload_, ranks_, order_, neighbours_, counts_, key_norms_, gains_,
+      offsets_);
+  return bytes;
+}
+
+}  // namespace kvist
