@@ -246,6 +246,7 @@ int main(int argc, char** argv) {
   add("smollm2/8k/tree", {3, 3, 64, 8192, {8, RankPlan::Code::sigma}});
   add("smollm2/2k", {3, 3, 64, 2048, {}});
   add("group7/8k", {7, 2, 64, 8192, {}});
+  add("smollm2/8k/one_thread", {3, 3, 64, 8192, {}, 1, 1});
   benchmark::Initialize(&argc, argv);
   benchmark::RunSpecifiedBenchmarks();
   return 0;
