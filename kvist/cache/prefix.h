@@ -89,6 +89,8 @@ class PrefixCache {
   // Sizes a workspace for calls of up to n_rows rows whose suffixes hold at most n_tokens tokens.
   virtual void reserve(AttendWorkspace& workspace, int n_rows, int n_tokens, int n_workers) const;
   Bytes bytes() const;
+  // Workspace that a prefix in use keeps beside what it stores.
+  virtual uint64_t expanded_bytes() const { return 0; }
   // What a question appends to, one a layer: in the form that attend() reads.
   virtual std::vector<SuffixLayer> new_suffix() const;
   // Attention over prefix and suffix with one softmax; cooperative, same bytes for any number of

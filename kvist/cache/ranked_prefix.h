@@ -47,7 +47,7 @@ class RankedPrefix final : public PrefixCache {
   // Keeps keys of coded tokens as attention reads them, up to `most_bytes`, first layers first; in
   // place of what was expanded before. Not while calls are running.
   void expand(uint64_t most_bytes, ThreadPool& pool);
-  uint64_t expanded_bytes() const;  // workspace: not in bytes()
+  uint64_t expanded_bytes() const override;
 
   const RotationTable& rotations() const { return rotations_; }
   const RankedModel& model() const { return *model_; }

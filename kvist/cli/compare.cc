@@ -34,6 +34,8 @@ struct Entry {
   Spec spec;
   std::unique_ptr<Selector> selector;      // null where every token stays
   std::shared_ptr<const CodedModel> code;  // null where nothing is coded, or by the prompt
+  std::optional<RankPlan> ranking;
+  std::shared_ptr<const RankedModel> ranked;  // null where nothing is ranked
 };
 
 std::vector<Entry> entries(const CompareOptions& options) {
@@ -47,7 +49,12 @@ std::vector<Entry> entries(const CompareOptions& options) {
     Spec spec = parse_spec(parse_spec(text).text_at(removed));
     if (spec.none()) continue;  // the first row in any case
     auto selector = spec.make_selector();
-    all.push_back({std::move(spec), std::move(selector), nullptr});
+    auto ranking = spec.ranking();
+    all.push_back({.spec = std::move(spec),
+                   .selector = std::move(selector),
+                   .code = nullptr,
+                   .ranking = ranking,
+                   .ranked = nullptr});
   }
   return all;
 }
@@ -57,6 +64,7 @@ void load_codes(std::vector<Entry>& methods, const Inputs& inputs, const ModelIn
     const auto reading = entry.spec.reading();
     if (reading && !reading->calibrate_on_prompt)
       entry.code = load_code(inputs.calibration, *reading, info);
+    if (entry.ranking) entry.ranked = load_ranked(inputs.basis, *entry.ranking, info);
   }
 }
 
@@ -124,6 +132,9 @@ Comparison measure(Loaded& loaded, std::vector<Entry>& methods, const CompareOpt
     of.push_back(i);
   }
   std::vector<double> watch_ms(selectors.size(), 0.0), construct_ms(methods.size(), 0.0);
+  for (const Entry& entry : methods)
+    if (entry.ranking)
+      loaded.window_queries = std::max(loaded.window_queries, entry.ranking->window_queries());
   prefill(loaded, selectors, &c.prefill_ms, watch_ms);
   for (size_t i = 0; i < of.size(); ++i) construct_ms[of[i]] = watch_ms[i];
   Quiz quiz(loaded, options);
@@ -137,6 +148,8 @@ Comparison measure(Loaded& loaded, std::vector<Entry>& methods, const CompareOpt
     loaded.spec = methods[i].spec;
     loaded.reading = loaded.spec.reading();
     loaded.code = methods[i].code;
+    loaded.ranking = methods[i].ranking;
+    loaded.ranked = methods[i].ranked;
     compress(loaded, methods[i].selector.get(), nullptr, &timings);
     row.construct_ms = timings.construct_ms;
     quiz.ask(&row);
@@ -145,6 +158,7 @@ Comparison measure(Loaded& loaded, std::vector<Entry>& methods, const CompareOpt
   }
   for (ComparedRow& row : c.rows) {
     const uint64_t stored = row.bytes.stored();
+    row.layer_bytes = c.reference_bytes / static_cast<uint64_t>(info.n_layers);
     row.factor =
         stored == 0 ? 0 : static_cast<double>(c.reference_bytes) / static_cast<double>(stored);
   }

@@ -25,11 +25,17 @@ struct ComparedRow {
   Bytes bytes;
   double factor = 0;
   // Bits read of a stored number for one query: 16 where nothing is coded.
-  double read_bits() const { return reads.numbers == 0 ? 16 : reads.bits_per_number(); }
-  double construct_ms = 0;  // all that the method adds to a prefill
-  double decode_tok_s = 0;  // median over the answers
-  Distance distance;        // of all answers together
-  ReadCounts reads;         // of coded layers
+  double read_bits() const {
+    if (reads.ranked.rows > 0)
+      return 16 * static_cast<double>(reads.ranked.bytes()) /
+             static_cast<double>(reads.ranked.rows) / static_cast<double>(layer_bytes);
+    return reads.numbers == 0 ? 16 : reads.bits_per_number();
+  }
+  uint64_t layer_bytes = 0;  // of a layer in f16
+  double construct_ms = 0;   // all that the method adds to a prefill
+  double decode_tok_s = 0;   // median over the answers
+  Distance distance;         // of all answers together
+  ReadCounts reads;          // of coded layers
   std::vector<Answer> answers;
 };
 

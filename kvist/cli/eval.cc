@@ -123,6 +123,9 @@ Action add(CLI::App& app) {
   app.add_option("--calibration", options->inputs.calibration,
                  "for readkv: a file of kvist calibrate (default: where it puts them)")
       ->type_name("FILE");
+  app.add_option("--basis", options->inputs.basis,
+                 "for varrate: a file of kvist calibrate --basis (default: where it puts them)")
+      ->type_name("FILE");
   add_model_options(app, &options->inputs);
   return [options, &app](const Context& context) { return run_eval(*options, app, context); };
 }

@@ -297,6 +297,8 @@ int eval_perplexity(const EvalOptions& options, const Context& context) {
   for (Contestant& c : m.contestants) {
     if (const auto reading = c.spec.reading())
       c.code = load_code(options.inputs.calibration, *reading, model->info());
+    if (const auto ranking = c.spec.ranking())
+      c.ranked = load_ranked(options.inputs.basis, *ranking, model->info());
   }
   const auto tokenizer = Tokenizer::load(path);
   const Prompt prompt(*tokenizer, true);

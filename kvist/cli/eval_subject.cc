@@ -42,6 +42,7 @@ struct ModelSubject::Impl {
   std::vector<Waiting> waiting;
   // Calibrations by the text of the method; they live as long as the subject.
   std::map<std::string, std::shared_ptr<const CodedModel>> codes;
+  std::map<std::string, std::shared_ptr<const RankedModel>> bases;
   bool coded = false;  // what is in place
 };
 
@@ -94,10 +95,15 @@ void ModelSubject::Impl::watch(std::span<const int32_t> context, const std::atom
   for (Waiting& w : waiting)
     if (w.selector) observers.push_back(&timed.emplace_back(*w.selector));
   const auto begin = Clock::now();
+  Watch watch(observers);
+  for (const Waiting& w : waiting) {
+    if (const auto ranking = w.spec.ranking())
+      watch.needs.window_queries = std::max(watch.needs.window_queries, ranking->window_queries());
+  }
   if (context.empty()) {
     session->start_empty();
   } else {
-    session->prefill(context, Watch(observers), {}, stop);
+    session->prefill(context, watch, {}, stop);
   }
   *prefill_ms = ms_since(begin);
   size_t at = 0;
@@ -136,6 +142,9 @@ double ModelSubject::read(std::span<const int32_t> context, std::span<const Spec
     const auto reading = spec.reading();
     if (reading && !reading->calibrate_on_prompt && !s.codes.contains(spec.text))
       s.codes[spec.text] = load_code(s.inputs.calibration, *reading, info());
+    const auto ranking = spec.ranking();
+    if (ranking && !s.bases.contains(spec.text))
+      s.bases[spec.text] = load_ranked(s.inputs.basis, *ranking, info());
     s.waiting.push_back({spec, spec.make_selector(), 0});
   }
   double prefill_ms = 0;
@@ -160,6 +169,9 @@ Placed ModelSubject::place(size_t i) {
     }
     if (w.selector) s.session->compress(*w.selector);
     s.session->encode(reading->plan, code);
+    s.coded = true;
+  } else if (const auto ranking = w.spec.ranking()) {
+    s.session->encode(*ranking, s.bases[w.spec.text]);
     s.coded = true;
   } else if (w.selector) {
     s.session->compress(*w.selector);

@@ -70,6 +70,14 @@ void add_document_options(CLI::App& app, Inputs* inputs) {
   app.add_option("--calibration", inputs->calibration,
                  "for readkv: a file of kvist calibrate (default: where it puts them)")
       ->type_name("FILE");
+  app.add_option("--basis", inputs->basis,
+                 "for varrate: a file of kvist calibrate --basis (default: where it puts them)")
+      ->type_name("FILE");
+  app.add_option("--expand-keys", inputs->expand_mib,
+                 "for varrate: memory for keys kept expanded while questions are answered")
+      ->type_name("MIB")
+      ->check(CLI::Range(0, 1 << 24))
+      ->capture_default_str();
   app.add_flag("--raw", inputs->raw, "no chat template: document, question and a line break");
   add_model_options(app, inputs);
 }
@@ -153,6 +161,22 @@ std::shared_ptr<const CodedModel> load_code(const std::string& file, const Readi
   return std::make_shared<CodedModel>(std::move(calibration));
 }
 
+std::shared_ptr<const RankedModel> load_ranked(const std::string& file, const RankPlan& plan,
+                                               const ModelInfo& info) {
+  const ReadSource source = read_source(info);
+  const std::string usual = basis_path(source);
+  const std::string path = file.empty() ? usual : file;
+  if (file.empty() && !std::filesystem::exists(usual)) {
+    throw Error(ErrorKind::not_found,
+                str("varrate needs a basis of ", info.path, ", and there is none at ", usual,
+                    ". Make one with `kvist calibrate --basis -m MODEL --text DIR`, or name one "
+                    "with --basis FILE"));
+  }
+  RankBasis basis = load_basis(path);
+  basis.check_fits(source, plan.value_scale);
+  return std::make_shared<RankedModel>(std::move(basis));
+}
+
 Loaded load(const Inputs& inputs, const Context& context) {
   Loaded loaded;
   loaded.spec = parse_spec(inputs.method);
@@ -162,6 +186,12 @@ Loaded load(const Inputs& inputs, const Context& context) {
   loaded.reading = loaded.spec.reading();
   if (loaded.reading && !loaded.reading->calibrate_on_prompt)
     loaded.code = load_code(inputs.calibration, *loaded.reading, loaded.model->info());
+  loaded.ranking = loaded.spec.ranking();
+  if (loaded.ranking) {
+    loaded.ranked = load_ranked(inputs.basis, *loaded.ranking, loaded.model->info());
+    loaded.window_queries = loaded.ranking->window_queries();
+  }
+  loaded.expand_bytes = static_cast<uint64_t>(inputs.expand_mib) << 20;
   loaded.tokenizer = Tokenizer::load(path);
   loaded.prompt = std::make_unique<Prompt>(*loaded.tokenizer, inputs.raw);
   loaded.ids = loaded.prompt->document(loaded.text);
@@ -171,7 +201,8 @@ Loaded load(const Inputs& inputs, const Context& context) {
 
 namespace {
 
-double prefill_ms(Loaded& loaded, const Watch& watch) {
+double prefill_ms(Loaded& loaded, Watch watch) {
+  watch.needs.window_queries = std::max(watch.needs.window_queries, loaded.window_queries);
   ProgressBar bar("reading", false);
   const auto begin = Clock::now();
   loaded.session->prefill(
@@ -225,7 +256,7 @@ void calibrate(Loaded& loaded) {
 }
 
 void compress(Loaded& loaded, Selector* selector, Session::Explanation* explain, Timings* timings) {
-  if (selector == nullptr && !loaded.reading) return;
+  if (selector == nullptr && !loaded.reading && !loaded.ranking) return;
   if (selector != nullptr) timings->construct_ms += repeat_document(loaded, *selector);
   const auto begin = Clock::now();
   {
@@ -237,6 +268,8 @@ void compress(Loaded& loaded, Selector* selector, Session::Explanation* explain,
     calibrate(loaded);
     if (selector != nullptr) session.compress(*selector, explain, on_progress);
     if (loaded.reading) session.encode(loaded.reading->plan, loaded.code, on_progress);
+    if (loaded.ranking) session.encode(*loaded.ranking, loaded.ranked, on_progress);
+    if (loaded.ranking && loaded.expand_bytes > 0) session.expand_keys(loaded.expand_bytes);
   }
   timings->construct_ms += ms_since(begin);
 }

@@ -21,7 +21,8 @@ namespace kvist {
 // As typed.
 struct Inputs {
   std::string model, document, method = "twinkv(ratio=0.5)";
-  std::string calibration;  // a file, "" for where kvist calibrate puts it
+  std::string calibration, basis;  // a file, "" for where kvist calibrate puts it
+  int expand_mib = 0;              // for keys that a varrate prefix in use keeps expanded
   std::string batch_weights = "auto", rope_scaling, cache_type = "f16", precision = "fast";
   int chunk = 512;
   bool raw = false, verbose = false;
@@ -47,6 +48,10 @@ SessionOptions session_options(const Inputs& inputs);
 std::shared_ptr<const CodedModel> load_code(const std::string& file, const Reading& reading,
                                             const ModelInfo& info);
 
+// The basis that varrate needs, likewise.
+std::shared_ptr<const RankedModel> load_ranked(const std::string& file, const RankPlan& plan,
+                                               const ModelInfo& info);
+
 // Everything a document needs to be asked, ready to prefill.
 struct Loaded {
   Spec spec;
@@ -60,6 +65,11 @@ struct Loaded {
   // prompt.
   std::optional<Reading> reading;
   std::shared_ptr<const CodedModel> code;
+  // Where the spec ranks tokens.
+  std::optional<RankPlan> ranking;
+  std::shared_ptr<const RankedModel> ranked;
+  int window_queries = 0;  // positions whose queries prefill records, whoever else asks for some
+  uint64_t expand_bytes = 0;
 };
 // Looks at the cheap things first: a wrong method or a missing document is told before a model is
 // read.
@@ -80,7 +90,7 @@ void prefill(Loaded& loaded, Needs needs, Timings* timings);
 double repeat_document(Loaded& loaded, Selector& selector);
 // The calibration of a spec that codes, from the prefilled prompt where it asks for that.
 void calibrate(Loaded& loaded);
-// Applies the selector, if there is one, then codes what it left, if the spec says so.
+// Applies the selector, if there is one, then codes what it left, if the spec says so, or ranks.
 void compress(Loaded& loaded, Selector* selector, Session::Explanation* explain, Timings* timings);
 
 }  // namespace kvist

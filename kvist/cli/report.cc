@@ -73,6 +73,45 @@ json reads_json(const ReadCounts& reads) {
           {"touched_share", reads.touched_share()}};
 }
 
+double mib(uint64_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
+
+// Of ranked layers: bytes a token's step touched, beside those that f16 would.
+double touched_share(const RankedCounts& reads, uint64_t layer_bytes) {
+  return static_cast<double>(reads.bytes()) / static_cast<double>(reads.rows) /
+         static_cast<double>(layer_bytes);
+}
+
+json ranked_json(const RankedCounts& reads, uint64_t layer_bytes, const PrefixCache& prefix) {
+  return {{"rows", reads.rows},
+          {"passes", reads.passes},
+          {"exact_bytes", reads.exact_bytes},
+          {"coded_bytes", reads.coded_bytes},
+          {"metadata_bytes", reads.metadata_bytes},
+          {"basis_bytes", reads.basis_bytes},
+          {"expanded_bytes", reads.expanded_bytes},
+          {"blocks", reads.blocks},
+          {"skipped", reads.skipped},
+          {"touched_share", touched_share(reads, layer_bytes)},
+          {"expanded_workspace_bytes", prefix.expanded_bytes()}};
+}
+
+std::string ranked_text(const RankedCounts& reads, uint64_t layer_bytes,
+                        const PrefixCache& prefix) {
+  if (reads.rows == 0) return "";
+  const double share = touched_share(reads, layer_bytes);
+  std::string text = fmt::format(
+      "touched {:.2f} MiB a token, {:.0f} % of the bytes that f16 would; {:.0f} % of it the basis",
+      share * mib(layer_bytes) * prefix.n_layers(), 100 * share,
+      100 * static_cast<double>(reads.basis_bytes) / static_cast<double>(reads.bytes()));
+  if (reads.skipped > 0)
+    text +=
+        fmt::format("; {:.0f} % of key blocks skipped",
+                    100 * static_cast<double>(reads.skipped) / static_cast<double>(reads.blocks));
+  if (prefix.expanded_bytes() > 0)
+    text += fmt::format("; {:.1f} MiB of keys kept expanded", mib(prefix.expanded_bytes()));
+  return text + "\n";
+}
+
 std::string reads_text(const ReadCounts& reads) {
   if (reads.numbers == 0) return "";
   return fmt::format(
@@ -135,7 +174,10 @@ std::string summary(const Loaded& loaded, const Report& report) {
   return str(human_count(static_cast<uint64_t>(report.n_tokens)), " tokens, ",
              loaded.model->info().name.empty() ? loaded.model->info().architecture
                                                : loaded.model->info().name,
-             "\n", table.text(), reads_text(report.stage.reads));
+             "\n", table.text(), reads_text(report.stage.reads),
+             ranked_text(report.stage.reads.ranked,
+                         reference / static_cast<uint64_t>(loaded.model->info().n_layers),
+                         loaded.session->prefix()));
 }
 
 json to_json(const Loaded& loaded, const Context& context, const Report& report) {
@@ -160,6 +202,10 @@ json to_json(const Loaded& loaded, const Context& context, const Report& report)
               {"decode_tok_s", report.stage.tok_s}};
   out.update(bytes_json(reference, report.stage.bytes));
   if (report.stage.reads.numbers > 0) out["reads"] = reads_json(report.stage.reads);
+  if (report.stage.reads.ranked.rows > 0)
+    out["ranked"] =
+        ranked_json(report.stage.reads.ranked, reference / static_cast<uint64_t>(info.n_layers),
+                    loaded.session->prefix());
   if (report.uncompressed) {
     out["uncompressed"] = bytes_json(reference, report.uncompressed->bytes);
     out["uncompressed"]["answers"] = answers_json(report.uncompressed->answers);

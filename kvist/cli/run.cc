@@ -216,7 +216,7 @@ int run(RunOptions options, const Context& context) {
   const auto selector = loaded.spec.make_selector();
   Report report;
   prefill(loaded, selector.get(), &report.timings);
-  const bool compare = options.compare && selector != nullptr;
+  const bool compare = options.compare && !loaded.spec.none();
   if (compare) report.uncompressed = ask(loaded, options, "uncompressed", false);
   if (stop) return kInterrupted;
   compress(loaded, selector.get(), nullptr, &report.timings);

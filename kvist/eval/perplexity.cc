@@ -15,10 +15,11 @@ constexpr size_t kChunk = 64;  // tokens whose logits a contestant holds at a ti
 
 void check(Protocol protocol, std::span<const Contestant> contestants) {
   for (const Contestant& c : contestants) {
-    if (protocol == Protocol::causal && c.spec.make_selector() != nullptr) {
+    const bool whole = c.spec.make_selector() != nullptr || c.spec.ranking();
+    if (protocol == Protocol::causal && whole) {
       throw Error(ErrorKind::invalid_argument,
                   str(c.spec.text,
-                      " selects tokens of a whole prompt: it has no causal protocol, "
+                      " looks at a whole prompt: it has no causal protocol, "
                       "ask for --protocol prefix"));
     }
     KVIST_ASSERT(!c.spec.reading() || c.code != nullptr);
@@ -65,7 +66,13 @@ class Measuring {
       selectors.push_back(c.spec.make_selector());
       if (selectors.back()) observers.push_back(selectors.back().get());
     }
-    session.prefill(document, Watch(observers), {}, hooks_.stop);
+    Watch watch(observers);
+    for (const Contestant& c : contestants_) {
+      if (const auto ranking = c.spec.ranking())
+        watch.needs.window_queries =
+            std::max(watch.needs.window_queries, ranking->window_queries());
+    }
+    session.prefill(document, watch, {}, hooks_.stop);
     repeat(session, document, selectors);
     const int base = session.open();
     std::vector<float> expected;
@@ -81,6 +88,8 @@ class Measuring {
       selectors[i].reset();
       if (const auto reading = contestants_[i].spec.reading())
         session.encode(reading->plan, contestants_[i].code);
+      if (const auto ranking = contestants_[i].spec.ranking())
+        session.encode(*ranking, contestants_[i].ranked);
       const int sequence = session.open();
       for (size_t at = 0; at + 1 < rest.size(); at += kChunk) {
         check_stop();

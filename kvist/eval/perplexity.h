@@ -25,7 +25,8 @@ enum class Protocol { causal, prefix };
 
 struct Contestant {
   Spec spec;
-  std::shared_ptr<const CodedModel> code;  // where the spec codes
+  std::shared_ptr<const CodedModel> code;     // where the spec codes
+  std::shared_ptr<const RankedModel> ranked;  // where it ranks
 };
 
 struct PerplexityResult {

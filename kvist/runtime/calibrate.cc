@@ -124,4 +124,8 @@ std::string calibration_path(const ReadSource& source, const ReadBasis& basis) {
              basis.seed, basis.layer_signs ? "-per-layer" : "", ".readkv");
 }
 
+std::string basis_path(const ReadSource& source) {
+  return str(calibration_folder(), "/", source.model, ".varrate");
+}
+
 }  // namespace kvist

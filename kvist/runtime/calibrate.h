@@ -36,5 +36,7 @@ ReadCalibration calibrate_on_prefix(Session& session, const ReadSource& source,
 // model's hash and the transforms.
 std::string calibration_folder();
 std::string calibration_path(const ReadSource& source, const ReadBasis& basis);
+// The same of varrate's basis, whose anchors and scale of values are not part of the name.
+std::string basis_path(const ReadSource& source);
 
 }  // namespace kvist

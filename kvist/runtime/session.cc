@@ -10,6 +10,8 @@
 
 #include "kvist/cache/coded_prefix.h"
 #include "kvist/cache/ragged.h"
+#include "kvist/cache/ranked_prefix.h"
+#include "kvist/methods/rank/encode_layer.h"
 #include "kvist/methods/rope.h"
 #include "kvist/runtime/cached_attention.h"
 
@@ -106,6 +108,7 @@ struct Session::Impl {
   void forget() {  // prefix and questions
     plain.reset();
     coded.reset();
+    ranked.reset();
     aside.reset();
     sequences.clear();
     n_prompt = 0;
@@ -124,6 +127,7 @@ struct Session::Impl {
   using Kept = std::vector<std::vector<int32_t>>;  // of a layer, by KV head
   std::vector<Kept> select(Session& session, Selector& selector, Explanation* explain,
                            const std::function<void(const Progress&)>& on_progress);
+  void rank_layer(const RankPlan& plan, int layer, RankedPrefix& to);
   void extend(int sequence, std::span<const int32_t> tokens, bool all, std::vector<float>* logits);
 
   Model& model;
@@ -132,8 +136,9 @@ struct Session::Impl {
   KvShape shape;
   CachedAttention attention;
   Rope rope;
-  std::unique_ptr<PlainPrefix> plain;  // one of the two
+  std::unique_ptr<PlainPrefix> plain;  // one of the three
   std::unique_ptr<CodedPrefix> coded;
+  std::unique_ptr<RankedPrefix> ranked;
   std::unique_ptr<PlainPrefix> aside;  // what restore() puts back
   ReadTrace trace;
   QueryWindow window;
@@ -144,6 +149,7 @@ struct Session::Impl {
 
 const PrefixCache& Session::Impl::require_prefix() const {
   if (coded) return *coded;
+  if (ranked) return *ranked;
   if (!plain) throw Error(ErrorKind::invalid_argument, "no document was prefilled yet");
   return *plain;
 }
@@ -151,7 +157,7 @@ const PrefixCache& Session::Impl::require_prefix() const {
 // The prefix as something that may still be compressed.
 PlainPrefix& Session::Impl::require_plain() {
   require_prefix();
-  if (coded) throw Error(ErrorKind::invalid_argument, "the prefix is coded already");
+  if (coded || ranked) throw Error(ErrorKind::invalid_argument, "the prefix is coded already");
   if (!sequences.empty()) {
     throw Error(ErrorKind::invalid_argument,
                 "questions are open: close them before the prefix is compressed");
@@ -215,7 +221,7 @@ void Session::Impl::run(const PrefixCache* over, std::span<const SequenceRows> r
   for (size_t i = 0; i < rows.size(); ++i) {
     sequence_of_row.insert(sequence_of_row.end(), rows[i].n_rows, static_cast<int32_t>(i));
   }
-  attention.begin_step(over, rows, positions, record, coded ? &trace : nullptr);
+  attention.begin_step(over, rows, positions, record, coded || ranked ? &trace : nullptr);
   try {
     model.step({tokens, positions, sequence_of_row, want}, attention, logits);
     attention.check_finite();
@@ -450,6 +456,60 @@ void Session::encode(const ReadPlan& plan, std::shared_ptr<const CodedModel> cod
   }
 }
 
+void Session::encode(const RankPlan& plan, std::shared_ptr<const RankedModel> model,
+                     const std::function<void(const Progress&)>& on_progress) {
+  Impl& s = *impl_;
+  s.require_plain();
+  check(plan);
+  const int n_layers = s.model.info().n_layers;
+  check_fits(s.shape, n_layers, *model);
+  for (int layer = 0; layer < n_layers; ++layer) {
+    if (s.plain->dense(layer) == nullptr)
+      throw Error(ErrorKind::invalid_argument,
+                  "varrate codes every token of a layer; a selector has taken some already");
+    require_finite(*s.plain, layer, s.pool);
+  }
+  const auto start = Clock::now();
+  auto ranked = std::make_unique<RankedPrefix>(
+      s.shape, s.n_prompt, std::move(model), s.rope,
+      RankedPrefix::Storage{.format = format_of(plan), .skip = plan.skip});
+  try {
+    for (int layer = 0; layer < n_layers; ++layer) {
+      s.rank_layer(plan, layer, *ranked);
+      if (on_progress) on_progress({layer + 1, n_layers, seconds_since(start)});
+    }
+  } catch (...) {
+    if (ranked->n_layers() > 0) s.aside ? restore() : s.forget();
+    throw;
+  }
+  s.plain.reset();
+  s.ranked = std::move(ranked);
+  s.forget_window();
+  s.trace = {};
+}
+
+// Codes a dense layer as the next of `to`, and frees it.
+void Session::Impl::rank_layer(const RankPlan& plan, int layer, RankedPrefix& to) {
+  const DenseLayer& dense = *plain->dense(layer);
+  const DenseRows keys(dense, true), values(dense, false);
+  LayerInput input = layer_input(layer, n_prompt, keys, values);
+  if (window.size() > 0) input.q = window.rows(layer);
+  const RankedCode code = encode_layer(input, to.model().layer(layer), plan, to.rotations(), pool);
+  std::vector<kernels::KvRun> runs;
+  for (int head = 0; head < shape.kv_heads; ++head) runs.push_back(plain->run(layer, head));
+  to.encode(code, runs, pool);
+  plain->release(layer);
+}
+
+void Session::expand_keys(uint64_t most_bytes) {
+  Impl& s = *impl_;
+  if (!s.ranked)
+    throw Error(ErrorKind::invalid_argument, "only keys of a varrate prefix can be expanded");
+  s.ranked->expand(most_bytes, s.pool);
+}
+
+const RankedPrefix* Session::ranked() const { return impl_->ranked.get(); }
+
 void Session::start_empty() {
   Impl& s = *impl_;
   s.forget();
@@ -475,6 +535,7 @@ void Session::restore() {
   }
   if (!s.aside) return;
   s.coded.reset();
+  s.ranked.reset();
   s.plain = std::move(s.aside);
   s.trace = {};
 }

@@ -13,7 +13,9 @@
 #include "kvist/cache/coded_prefix.h"
 #include "kvist/cache/coded_reader.h"
 #include "kvist/cache/prefix.h"
+#include "kvist/cache/ranked_prefix.h"
 #include "kvist/core/thread_pool.h"
+#include "kvist/methods/rank/plan.h"
 #include "kvist/methods/spec.h"
 #include "kvist/model/model.h"
 
@@ -88,6 +90,17 @@ class Session {
   // `code` was calibrated for this model (ReadCalibration::check_fits).
   void encode(const ReadPlan& plan, std::shared_ptr<const CodedModel> code,
               const std::function<void(const Progress&)>& on_progress = {});
+  // The same where every token gets a rank of its own (VarRate): each dense layer is coded and
+  // freed in turn; suffixes stay dense. prefill() has recorded the queries of plan.window_queries()
+  // positions. Throws what encode_layer() and RankedPrefix::encode() do; the first layer shows
+  // whether the budget suffices, and has changed nothing then. After a later error the session
+  // holds nothing, or what set_aside() kept.
+  void encode(const RankPlan& plan, std::shared_ptr<const RankedModel> model,
+              const std::function<void(const Progress&)>& on_progress = {});
+  // Keeps keys of a ranked prefix expanded, up to so many bytes (RankedPrefix::expand).
+  void expand_keys(uint64_t most_bytes);
+  // The ranked prefix in place, or null.
+  const RankedPrefix* ranked() const;
   // A prefix of no tokens, for text that is compressed from its first token on: encode() it, open a
   // sequence and extend that.
   void start_empty();
