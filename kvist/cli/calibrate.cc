@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// kvist calibrate: measures a model on held-out text, so that readkv can code its keys and values.
+// kvist calibrate: measures a model on held-out text, so that readkv and varrate can code its keys
+// and values.
 #include "kvist/runtime/calibrate.h"
 
 #include <CLI/Option.hpp>
@@ -28,6 +29,10 @@ struct CalibrateOptions {
   int documents = 32, window = 2048;
   uint64_t seed = ReadBasis{}.seed;
   bool layer_signs = false, where = false;
+  // Of a basis for varrate, in place of readkv's calibrations.
+  bool basis = false, show = false;
+  int stride = RankPlan{}.stride, neighbours = RankPlan{}.neighbours, rows = 1024;
+  double value_scale = 1;
 };
 
 // The first windows of all documents, then their second ones, until there are enough.
@@ -58,10 +63,105 @@ void make_folder(const fs::path& folder) {
     throw Error(ErrorKind::io, str(folder.string(), ": cannot be made: ", failure.message()));
 }
 
+// How many directions hold 50, 90 and 99 % of the energy.
+std::vector<int> ranks_of(const std::vector<float>& eigenvalues) {
+  std::vector<int> ranks;
+  for (const double share : {0.5, 0.9, 0.99}) ranks.push_back(rank_of_energy(eigenvalues, share));
+  return ranks;
+}
+
+// Energy of whole tokens about their mean.
+double raw_energy(const RankBasisLayer& layer) {
+  double sum = 0;
+  for (const float x : layer.raw_eigenvalues) sum += static_cast<double>(x);
+  return sum;
+}
+
+void print_basis(const RankBasis& basis, const std::string& file, const Context& context) {
+  auto rows = nlohmann::ordered_json::array();
+  const auto text = [](const std::vector<int>& ranks) {
+    return fmt::format("{} / {} / {}", ranks[0], ranks[1], ranks[2]);
+  };
+  Table table({"layer", "residual energy", "of 50 / 90 / 99 %", "whole tokens 50 / 90 / 99 %"});
+  for (size_t i = 0; i < basis.layers.size(); ++i) {
+    const RankBasisLayer& layer = basis.layers[i];
+    const auto residual = ranks_of(layer.eigenvalues), raw = ranks_of(layer.raw_eigenvalues);
+    const double share = layer.residual_energy / raw_energy(layer);
+    rows.push_back({{"residual_energy", layer.residual_energy},
+                    {"variance", raw_energy(layer)},
+                    {"energy", layer.total_energy},
+                    {"residual_ranks", residual},
+                    {"whole_ranks", raw}});
+    table.add({str(i), fmt::format("{:.1f} %", 100 * share), text(residual), text(raw)});
+  }
+  const int width = basis.layers.front().width;
+  if (context.json) {
+    std::printf("%s\n", nlohmann::ordered_json{{"model", basis.source.model},
+                                               {"file", file},
+                                               {"stride", basis.stride},
+                                               {"neighbours", basis.neighbours},
+                                               {"value_scale", basis.value_scale},
+                                               {"width", width},
+                                               {"rows", basis.layers.front().n_rows},
+                                               {"residuals", basis.residuals},
+                                               {"charged_bytes", basis.charged_bytes()},
+                                               {"shares", {0.5, 0.9, 0.99}},
+                                               {"layers", rows}}
+                            .dump(2)
+                            .c_str());
+    return;
+  }
+  std::printf(
+      "%s: %d of %d directions a layer, from %s residuals; %s of shared state\n"
+      "Residuals against the variance of whole tokens, and directions that hold so much of "
+      "each:\n%s",
+      file.c_str(), basis.layers.front().n_rows, width,
+      human_count(static_cast<uint64_t>(basis.residuals)).c_str(),
+      human_bytes(basis.charged_bytes()).c_str(), table.text().c_str());
+}
+
+int run_basis(const CalibrateOptions& options, const Context& context) {
+  const std::atomic<bool>& stop = watch_interrupt();
+  RankPlan plan;
+  plan.stride = options.stride;
+  plan.neighbours = options.neighbours;
+  plan.value_scale = options.value_scale;
+  check(plan);
+  const std::string path = model_path(options.inputs);
+  const auto model = Model::load(path, model_options(options.inputs, context));
+  const ReadSource source = read_source(model->info());
+  const std::string file = options.out.empty() ? basis_path(source) : options.out;
+  if (options.where) {
+    std::printf("%s\n", file.c_str());
+    return kDone;
+  }
+  if (options.show) {
+    const RankBasis basis = load_basis(file);
+    basis.check_fits(source, options.value_scale);
+    print_basis(basis, file, context);
+    return kDone;
+  }
+  const auto tokenizer = Tokenizer::load(path);
+  const auto windows = windows_of(options, *tokenizer, model->info().context);
+  make_folder(fs::path(file).parent_path());
+  SessionOptions session_options;
+  session_options.cache_type = Scalar::f32;
+  Session session(*model, *context.pool, session_options);
+  ProgressBar bar("learning directions", false);
+  const RankBasis basis = learn_basis(
+      session, source, plan, options.rows, windows,
+      [&](const Progress& p) { bar.update(p.done, p.total, p.seconds, "tokens"); }, &stop);
+  bar.clear();
+  save(basis, file);
+  print_basis(basis, file, context);
+  return kDone;
+}
+
 int run_calibrate(const CalibrateOptions& options, const Context& context) {
-  if (options.texts.empty() && !options.where)
+  if (options.texts.empty() && !options.where && !options.show)
     throw Error(ErrorKind::invalid_argument,
                 "--text is missing: documents to measure the model on");
+  if (options.basis) return run_basis(options, context);
   if (!options.out.empty() && options.transform == "both") {
     throw Error(ErrorKind::invalid_argument,
                 "--out names one file: choose --transform hadamard or --transform klt with it");
@@ -128,8 +228,28 @@ Action add(CLI::App& app) {
                  "held-out documents: files, or folders of .txt and .md files")
       ->type_name("DIR|FILE");
   app.add_flag("--where", options->where, "only print where the calibrations of this model go");
+  CLI::Option* basis = app.add_flag("--basis", options->basis,
+                                    "learn the directions that varrate keeps, not readkv's scales");
+  app.add_flag("--show", options->show, "of --basis: only print what the one of this model holds")
+      ->needs(basis);
+  app.add_option("--stride", options->stride, "of --basis: tokens from anchor to anchor")
+      ->check(CLI::Range(1, 1 << 20))
+      ->needs(basis)
+      ->capture_default_str();
+  app.add_option("--neighbours", options->neighbours, "of --basis: anchors averaged for a token")
+      ->check(CLI::Range(1, 64))
+      ->needs(basis)
+      ->capture_default_str();
+  app.add_option("--value-scale", options->value_scale,
+                 "of --basis: values are multiplied by it beside keys")
+      ->needs(basis)
+      ->capture_default_str();
+  app.add_option("--rows", options->rows, "of --basis: most directions kept a layer")
+      ->check(CLI::Range(1, 65535))
+      ->needs(basis)
+      ->capture_default_str();
   app.add_option("-o,--out", options->out,
-                 "where the calibration goes; without it to where readkv looks for it")
+                 "where the calibration goes; without it to where the method looks for it")
       ->type_name("FILE");
   app.add_option("--transform", options->transform, "of keys, as in the method's options")
       ->check(CLI::IsMember({"hadamard", "klt", "both"}))
@@ -149,6 +269,7 @@ Action add(CLI::App& app) {
 }  // namespace
 
 extern constinit const Command calibrate_command = {
-    "calibrate", "measure a model on held-out text, for methods that need it (readkv)", add};
+    "calibrate", "measure a model on held-out text, for methods that need it (readkv, varrate)",
+    add};
 
 }  // namespace kvist

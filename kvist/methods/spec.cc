@@ -224,7 +224,8 @@ Spec Parser::parse() {
     }
     if (method.rank != nullptr) ranker = method.name;
     if (ranker != nullptr && spec.calls.size() > 1)
-      fail(name_at, str(ranker, " codes every token of a whole layer: nothing goes before or after it"));
+      fail(name_at,
+           str(ranker, " codes every token of a whole layer: nothing goes before or after it"));
     spec.text += str(spec.text.empty() ? "" : "+", canonical(spec.calls.back()));
   } while (accept('+'));
   if (at_ != text_.size()) expected("'(', '+' or the end");

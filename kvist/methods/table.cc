@@ -20,10 +20,12 @@ extern constinit const Method fisher;
 extern constinit const Method knorm;
 extern constinit const Method random_control;
 extern constinit const Method readkv;
+extern constinit const Method varrate;
 
 std::span<const Method* const> methods() {
   static constexpr const Method* kMethods[] = {
       &twinkv,
+      &varrate,
       &readkv,
       &streamingllm,
       &snapkv,

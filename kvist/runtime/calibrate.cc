@@ -5,9 +5,11 @@
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
+#include <optional>
 
 #include "kvist/core/buffer.h"
 #include "kvist/core/error.h"
+#include "kvist/methods/rank/learn_basis.h"
 #include "kvist/methods/read/accumulator.h"
 
 namespace kvist {
@@ -59,6 +61,28 @@ void add_prefix(Session& session, const Sums& sums) {
   });
 }
 
+// Prefills one window after another and calls done() for each; with_queries: those of all positions
+// are there then.
+template <typename Done>
+void read_windows(Session& session, std::span<const std::vector<int32_t>> windows,
+                  bool with_queries, const std::function<void(const Progress&)>& on_progress,
+                  const std::atomic<bool>* stop, const Done& done_with) {
+  size_t total = 0, done = 0;
+  for (const auto& window : windows) total += window.size();
+  const auto start = Clock::now();
+  for (const auto& window : windows) {
+    const auto chunk_done = [&](const Progress& p) {
+      if (!on_progress) return;
+      on_progress({static_cast<int>(done) + p.done, static_cast<int>(total),
+                   std::chrono::duration<double>(Clock::now() - start).count()});
+    };
+    const int queries = with_queries ? static_cast<int>(window.size()) : 0;
+    session.prefill(window, Needs{.window_queries = queries}, chunk_done, stop);
+    done_with();
+    done += window.size();
+  }
+}
+
 const char* from_environment(const char* name) {
   const char* value = std::getenv(name);
   return value != nullptr && *value != '\0' ? value : nullptr;
@@ -85,23 +109,29 @@ std::vector<ReadCalibration> calibrate(Session& session, const ReadSource& sourc
   Sums sums;
   for (const ReadBasis& basis : bases)
     sums.push_back(std::make_unique<CalibrationAccumulator>(source, basis));
-  size_t total = 0, done = 0;
-  for (const auto& window : windows) total += window.size();
-  const auto start = Clock::now();
-  for (const auto& window : windows) {
-    const auto chunk_done = [&](const Progress& p) {
-      if (!on_progress) return;
-      on_progress({static_cast<int>(done) + p.done, static_cast<int>(total),
-                   std::chrono::duration<double>(Clock::now() - start).count()});
-    };
-    session.prefill(window, Needs{.window_queries = static_cast<int>(window.size())}, chunk_done,
-                    stop);
-    add_prefix(session, sums);
-    done += window.size();
-  }
+  read_windows(session, windows, true, on_progress, stop, [&] { add_prefix(session, sums); });
   std::vector<ReadCalibration> calibrations;
   for (const auto& sum : sums) calibrations.push_back(sum->finish());
   return calibrations;
+}
+
+RankBasis learn_basis(Session& session, const ReadSource& source, const RankPlan& plan, int n_rows,
+                      std::span<const std::vector<int32_t>> windows,
+                      const std::function<void(const Progress&)>& on_progress,
+                      const std::atomic<bool>* stop) {
+  BasisLearner learner(source, plan);
+  std::optional<RotationTable> rotation;  // as long as the longest window so far
+  ThreadPool* pool = nullptr;
+  read_windows(session, windows, false, on_progress, stop, [&] {
+    session.each_layer([&](const LayerInput& layer) {
+      if (!rotation || rotation->n_positions() < layer.n_tokens)
+        rotation.emplace(*layer.rope, layer.n_tokens);
+      learner.add(layer, *rotation);
+      pool = layer.pool;
+    });
+  });
+  if (pool == nullptr) throw Error(ErrorKind::invalid_argument, "no text to learn a basis from");
+  return learner.finish(n_rows, *pool);
 }
 
 ReadCalibration calibrate_on_prefix(Session& session, const ReadSource& source,

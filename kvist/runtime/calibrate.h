@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Measures what ReadKV must know about a model: runs held-out text through it and looks at keys,
-// values and queries. Says where such measurements are kept.
+// Measures what ReadKV and VarRate must know about a model: runs held-out text through it and looks
+// at keys, values and queries. Says where such measurements are kept.
 #pragma once
 
 #include <atomic>
@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "kvist/methods/rank/basis.h"
+#include "kvist/methods/rank/plan.h"
 #include "kvist/methods/read/calibration.h"
 #include "kvist/model/model.h"
 #include "kvist/runtime/session.h"
@@ -30,6 +32,13 @@ std::vector<ReadCalibration> calibrate(Session& session, const ReadSource& sourc
 // Over the uncompressed prefix of the session alone. Queries are those that prefill recorded.
 ReadCalibration calibrate_on_prefix(Session& session, const ReadSource& source,
                                     const ReadBasis& basis);
+
+// What VarRate needs instead: residuals of every window under the anchors of `plan`, and at most
+// `n_rows` directions a layer.
+RankBasis learn_basis(Session& session, const ReadSource& source, const RankPlan& plan, int n_rows,
+                      std::span<const std::vector<int32_t>> windows,
+                      const std::function<void(const Progress&)>& on_progress = {},
+                      const std::atomic<bool>* stop = nullptr);
 
 // Where `kvist calibrate` puts a calibration and `readkv` looks for it: a folder of the user's
 // (KVIST_CALIBRATION, else $XDG_DATA_HOME/kvist, else ~/.local/share/kvist), the file named by the

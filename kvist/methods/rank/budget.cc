@@ -37,7 +37,7 @@ int64_t coefficients_in_bytes(const RankPlan& plan, const Shape& shape, RankBudg
   const int64_t whole = floor_mul(shape.tokens * shape.width * 16, plan.keep);
   const int64_t left =
       whole - b->exact * shape.width * 16 - metadata_bits(plan, shape, b->stride, b->coded);
-  if (plan.bits == 16) return left < 0 ? -1 : left / 16;
+  if (plan.bits >= 16) return left < 0 ? -1 : left / plan.bits;
   const bool grouped = plan.code == RankPlan::Code::group;
   const int64_t ends = b->coded * (kByteEnd + (grouped ? kGroupScales : 0));
   const int64_t each = kGroup * plan.bits + (grouped ? kGroupScales : 0);  // of 32 coefficients

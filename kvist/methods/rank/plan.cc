@@ -44,8 +44,12 @@ void check(const RankPlan& plan) {
   require(plan.mix_twin >= 0 && plan.mix_twin <= 1,
           str("mix is ", plan.mix_twin, "; expected 0 to 1"));
   require(plan.salience_power > 0, str("power is ", plan.salience_power, "; expected above 0"));
-  require(plan.bits == 16 || plan.bits == 8 || plan.bits == 4 || plan.bits == 3,
-          str("bits is ", plan.bits, "; expected 16, 8, 4 or 3"));
+  const bool codes = plan.code == RankPlan::Code::sigma
+                         ? plan.bits >= 1 && plan.bits <= 8
+                         : plan.bits == 8 || plan.bits == 4 || plan.bits == 3;
+  require(plan.bits == 32 || plan.bits == 16 || codes,
+          str("bits is ", plan.bits,
+              "; expected 32, 16, 8, 4 or 3, or with code=sigma 32, 16 or 1 to 8"));
   require(plan.salience != RankPlan::Salience::oracle ||
               (plan.gold_begin >= 0 && plan.gold_begin < plan.gold_end),
           str("salience=oracle needs the tokens that matter: gold_begin is ", plan.gold_begin,

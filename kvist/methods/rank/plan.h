@@ -58,7 +58,7 @@ struct RankPlan {
   enum class Infeasible { error, shrink_floor, widen_stride, exact };
   Infeasible infeasible = Infeasible::error;
 
-  // Of stored coefficients: 16 is f16; 8, 4 and 3 are codes of `code`.
+  // Of stored coefficients: 32 is f32, 16 is f16; fewer are codes of `code`.
   int bits = 16;
   enum class Code {
     group,  // 32 of a token share a least value and a step

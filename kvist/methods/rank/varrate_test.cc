@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: MIT
+#include <gtest/gtest.h>
+
+#include "kvist/core/error.h"
+#include "kvist/methods/rank/plan.h"
+#include "kvist/methods/spec.h"
+
+namespace kvist {
+namespace {
+
+RankPlan plan(const char* text) { return parse_spec(text).ranking().value(); }
+
+TEST(VarRate, OptionsBecomeAPlan) {
+  const RankPlan p = plan("varrate");
+  EXPECT_EQ(p.keep, (Ratio{1, 5}));
+  EXPECT_EQ(p.stride, 16);
+  EXPECT_EQ(p.salience, RankPlan::Salience::window);
+  EXPECT_EQ(p.allocation, RankPlan::Allocation::salience);
+  EXPECT_EQ(p.window_queries(), 64);
+  EXPECT_EQ(plan("varrate(salience=oracle,gold_end=5)").salience, RankPlan::Salience::oracle);
+  EXPECT_EQ(plan("varrate(salience=position)").salience, RankPlan::Salience::position);
+  EXPECT_EQ(plan("varrate(salience=mix)").salience, RankPlan::Salience::mix);
+  EXPECT_EQ(plan("varrate(alloc=energy)").allocation, RankPlan::Allocation::energy);
+  EXPECT_EQ(plan("varrate(on_infeasible=exact)").infeasible, RankPlan::Infeasible::exact);
+  EXPECT_EQ(plan("varrate(on_infeasible=shrink_floor)").infeasible,
+            RankPlan::Infeasible::shrink_floor);
+  EXPECT_EQ(plan("varrate(rate=bytes,bits=4)").rate, RankPlan::Rate::bytes);
+  EXPECT_EQ(plan("varrate(code=sigma,bits=5)").code, RankPlan::Code::sigma);
+  EXPECT_EQ(plan("varrate(value_scale=1/2)").value_scale, 0.5);
+}
+
+TEST(VarRate, APresetIsOverriddenByWhatIsGiven) {
+  const RankPlan p = plan("varrate(keep=0.25,preset=reuse)");
+  EXPECT_EQ(p.keep, (Ratio{1, 4}));
+  EXPECT_EQ(p.stride, 64);
+  EXPECT_EQ(p.allocation, RankPlan::Allocation::energy);
+  const RankPlan given = plan("varrate(preset=reuse,stride=16,alloc=salience)");
+  EXPECT_EQ(given.stride, 16);
+  EXPECT_EQ(given.allocation, RankPlan::Allocation::salience);
+}
+
+TEST(VarRate, RefusesWhatCannotBe) {
+  for (const char* text :
+       {"varrate(keep=0)", "varrate(salience=oracle)", "varrate(rounding=paper,rate=bytes)",
+        "varrate(rounding=paper,alloc=energy)", "varrate(value_scale=0)", "varrate(bits=5)",
+        "varrate(bits=17,code=sigma)", "varrate(power=0)"}) {
+    EXPECT_THROW(plan(text), Error) << text;
+  }
+}
+
+}  // namespace
+}  // namespace kvist
