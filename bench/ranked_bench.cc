@@ -71,6 +71,7 @@ struct Layers {
     for (float& x : basis.rows)  // as long as orthonormal rows; speed does not ask for more
       x = static_cast<float>(rng.gaussian() / std::sqrt(c.width()));
     sigma = row_sigmas(basis.eigenvalues);
+    tiles = key_tiles_of(basis, shape);
     std::vector<float> numbers(static_cast<size_t>(c.width()));
     ThreadPool pool(c.threads);
     for (int i = 0; i < c.n_layers(); ++i) {
@@ -104,12 +105,14 @@ struct Layers {
     return {.layer = coded[static_cast<size_t>(i)].get(),
             .basis = &basis,
             .sigma = sigma.data(),
-            .rotations = &rotations};
+            .rotations = &rotations,
+            .key_tiles = tiles.data()};
   }
   KvShape shape;
   RotationTable rotations;
   RankBasisLayer basis;
   std::vector<float> sigma;
+  Buffer<std::byte> tiles;
   std::shared_ptr<const RankedTokens> tokens;
   std::vector<DenseLayer> dense;
   std::vector<std::unique_ptr<RankedLayer>> coded;

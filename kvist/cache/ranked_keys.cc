@@ -43,10 +43,22 @@ BlockScratch::BlockScratch(const RankedSizes& sizes)
       rows(static_cast<size_t>(kBlock * sizes.key_width())),
       block(static_cast<size_t>(kBlock * sizes.shape.head_dim)),
       x(static_cast<size_t>(sizes.chunks() * kBlock * kRankChunk)),
-      depth(static_cast<size_t>(sizes.chunks() * kBlock)) {}
+      depth(static_cast<size_t>(sizes.chunks() * kBlock)),
+      by_tiles(static_cast<size_t>(sizes.chunks())),
+      tiles(kernels::has_basis_tiles() ? kernels::basis_scratch_bytes(sizes.chunks()) : 0) {}
 
 uint64_t BlockScratch::allocated_bytes() const {
-  return rows.allocated_bytes() + block.allocated_bytes() + x.allocated_bytes();
+  return rows.allocated_bytes() + block.allocated_bytes() + x.allocated_bytes() +
+         tiles.allocated_bytes();
+}
+
+Buffer<std::byte> key_tiles_of(const RankBasisLayer& basis, const KvShape& shape) {
+  constexpr int kTile = 16;
+  const int width = shape.kv_heads * shape.head_dim;
+  if (!kernels::has_basis_tiles() || shape.head_dim % kTile != 0) return {};
+  Buffer<std::byte> tiles(kernels::basis_tiles_bytes(basis.n_rows, width));
+  kernels::make_basis_tiles({basis.rows.data(), basis.width, width}, basis.n_rows, tiles.data());
+  return tiles;
 }
 
 void unturn_anchors(const RankedView& view, int head, int begin, int end, float* scratch,
@@ -64,8 +76,28 @@ void unturn_anchors(const RankedView& view, int head, int begin, int end, float*
   }
 }
 
+namespace {
+
+// Coefficients and rotations of a block, which the hardware does not see coming: they begin where
+// it stops, or lie apart.
+void fetch(const RankedView& view, int block) {
+  constexpr int64_t kLine = 64;
+  const auto bytes = view.layer->block_bytes(block);
+  for (int64_t at = 0; at < std::ssize(bytes); at += kLine)
+    __builtin_prefetch(bytes.data() + at, 0, 2);
+  const int64_t row = int64_t{view.rotations->n_frequencies()} * 2 * int64_t{sizeof(float)};
+  for (int i = 0; i < view.layer->block_tokens(block); ++i) {
+    const auto* turn =
+        reinterpret_cast<const char*>(view.rotations->row(view.layer->position(block, i)));
+    for (int64_t at = 0; at < row; at += kLine) __builtin_prefetch(turn + at, 0, 2);
+  }
+}
+
+}  // namespace
+
 void read_block(const RankedView& view, int block, BlockScratch& scratch) noexcept {
   const RankedLayer& layer = *view.layer;
+  if (block + 1 < layer.n_blocks()) fetch(view, block + 1);
   layer.read_neighbours(block, scratch.index.data(), scratch.count.data());
   scratch.n_chunks = layer.read_block(block, view.sigma, scratch.x.data(), scratch.depth.data(),
                                       scratch.chunks.data());
@@ -81,6 +113,14 @@ void mean_keys(const RankedView& view, const float* anchors, BlockScratch& scrat
 
 void add_residuals(const RankedView& view, int first, int last, BlockScratch& scratch) noexcept {
   const int d = view.layer->shape().head_dim;
+  if (view.key_tiles != nullptr) {
+    for (int k = 0; k < scratch.n_chunks; ++k)
+      scratch.by_tiles[static_cast<size_t>(k)] = {scratch.chunks[static_cast<size_t>(k)].x,
+                                                  scratch.chunks[static_cast<size_t>(k)].n_tokens};
+    return kernels::add_basis_tiles(view.key_tiles, view.key_width(), first * d, last * d,
+                                    scratch.by_tiles.data(), scratch.n_chunks, scratch.rows.data(),
+                                    view.key_width(), scratch.tiles.data());
+  }
   for (int k = 0; k < scratch.n_chunks; ++k) {
     const RankedLayer::Chunk& chunk = scratch.chunks[static_cast<size_t>(k)];
     kernels::add_basis_rows(

@@ -8,6 +8,7 @@
 
 #include "kvist/cache/ranked_layer.h"
 #include "kvist/core/thread_pool.h"
+#include "kvist/kernels/ranked_tiles.h"
 #include "kvist/methods/rank/basis.h"
 #include "kvist/methods/rank/rotation_table.h"
 
@@ -33,6 +34,8 @@ struct RankedView {
   const RankBasisLayer* basis = nullptr;
   const float* sigma = nullptr;  // [basis rows]
   const RotationTable* rotations = nullptr;
+  // The key columns of the basis by kernels::make_basis_tiles(), or null: products are fp32 then.
+  const std::byte* key_tiles = nullptr;
   double value_scale = 1;
   const ExpandedKeys* expanded = nullptr;
   // Leaves out a head of a block where no logit can come within 25 of the largest: at most
@@ -65,13 +68,15 @@ struct BlockScratch {
   // Of the block read last, in its order.
   std::vector<RankedLayer::Chunk> chunks;
   int n_chunks = 0;
-  std::vector<uint16_t> index;      // [64][neighbours] anchors
-  std::vector<uint8_t> count;       // [64] of them
-  std::vector<const float*> turns;  // [64] rotations
-  Buffer<float> rows;               // [64][kv_heads * head_dim] keys
-  Buffer<float> block;              // [head_dim][64] keys of a head
-  Buffer<float> x;                  // [chunks][64][32] coefficients
-  std::vector<uint8_t> depth;       // [chunks][64]
+  std::vector<uint16_t> index;                     // [64][neighbours] anchors
+  std::vector<uint8_t> count;                      // [64] of them
+  std::vector<const float*> turns;                 // [64] rotations
+  Buffer<float> rows;                              // [64][kv_heads * head_dim] keys
+  Buffer<float> block;                             // [head_dim][64] keys of a head
+  Buffer<float> x;                                 // [chunks][64][32] coefficients
+  std::vector<uint8_t> depth;                      // [chunks][64]
+  std::vector<kernels::CoefficientRows> by_tiles;  // [chunks]
+  Buffer<std::byte> tiles;
 };
 
 // Keys of the exact tokens [begin, end) of `head`, turned back to before RoPE, those that are
@@ -81,6 +86,8 @@ void unturn_anchors(const RankedView& view, int head, int begin, int end, float*
 inline kernels::AnchorLists anchors_of(const RankedView& view, const BlockScratch& scratch) {
   return {scratch.index.data(), scratch.count.data(), view.layer->neighbours()};
 }
+// Tiles of a layer's key columns; empty where this CPU has no use for them.
+Buffer<std::byte> key_tiles_of(const RankBasisLayer& basis, const KvShape& shape);
 // Coefficients, neighbours and rotations of a block.
 void read_block(const RankedView& view, int block, BlockScratch& scratch) noexcept;
 // After read_block(), into scratch.rows: the means of its tokens' anchors; plus what coefficients

@@ -13,6 +13,16 @@ namespace kvist {
 RankedModel::RankedModel(RankBasis basis) : basis_(std::move(basis)) {
   for (const RankBasisLayer& layer : basis_.layers)
     sigmas_.push_back(row_sigmas(layer.eigenvalues));
+  const ReadShape& of = basis_.source.shape;
+  for (const RankBasisLayer& layer : basis_.layers)
+    tiles_.push_back(
+        key_tiles_of(layer, {.kv_heads = of.kv_heads, .heads = of.heads, .head_dim = of.head_dim}));
+}
+
+uint64_t RankedModel::bytes(int layer) const {
+  const RankBasisLayer& of = this->layer(layer);
+  return (of.rows.size() + of.eigenvalues.size()) * sizeof(float) +
+         tiles_[static_cast<size_t>(layer)].size_bytes();
 }
 
 void check_fits(const KvShape& shape, int n_layers, const RankedModel& model) {
@@ -75,6 +85,7 @@ RankedView RankedPrefix::view(int layer) const {
           .basis = &model_->layer(layer),
           .sigma = model_->sigma(layer),
           .rotations = &rotations_,
+          .key_tiles = model_->key_tiles(layer),
           .value_scale = model_->basis().value_scale,
           .expanded = of.expanded.n_blocks > 0 ? &of.expanded : nullptr,
           .skip = storage_.skip};
@@ -85,8 +96,7 @@ Bytes RankedPrefix::bytes(int layer) const {
   Bytes bytes = of.coded.bytes();
   const RankedTokens& tokens = of.coded.tokens();
   if (layer == 0 || &this->layer(layer - 1).tokens() != &tokens) bytes += tokens.bytes();
-  const RankBasisLayer& basis = model_->layer(layer);
-  bytes.shared = (basis.rows.size() + basis.eigenvalues.size()) * sizeof(float);
+  bytes.shared = model_->bytes(layer);
   if (layer == 0)
     bytes.shared += static_cast<uint64_t>(n_tokens_) *
                     static_cast<uint64_t>(rotations_.n_frequencies()) * 2 * sizeof(float);

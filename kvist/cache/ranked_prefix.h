@@ -20,12 +20,16 @@ class RankedModel {
   explicit RankedModel(RankBasis basis);
   const RankBasis& basis() const { return basis_; }
   const RankBasisLayer& layer(int layer) const { return basis_.layers[static_cast<size_t>(layer)]; }
+  // Null where the reader has no use for them.
+  const std::byte* key_tiles(int layer) const { return tiles_[static_cast<size_t>(layer)].data(); }
+  uint64_t bytes(int layer) const;  // of one layer, with what is made from it
   const float* sigma(int layer) const { return sigmas_[static_cast<size_t>(layer)].data(); }
   std::span<const float> sigmas(int layer) const { return sigmas_[static_cast<size_t>(layer)]; }
 
  private:
   RankBasis basis_;
   std::vector<std::vector<float>> sigmas_;
+  std::vector<Buffer<std::byte>> tiles_;
 };
 
 // Throws Error(invalid_argument) naming both sides where a basis is of another shape.

@@ -85,7 +85,7 @@ namespace {
 class Pass {
  public:
   Pass(const RankedView& view, const AttendCall& call, RankedWorkspace::State& state, Worker worker)
-      : view_(view),
+      : view_(view_for(view, call)),
         layer_(*view.layer),
         shape_(view.layer->shape()),
         call_(call),
@@ -428,7 +428,13 @@ class Pass {
     }
   }
 
-  const RankedView& view_;
+  static RankedView view_for(RankedView view, const AttendCall& call) {
+    if (call.precision == kernels::Precision::exact || !kernels::has_basis_tiles())
+      view.key_tiles = nullptr;
+    return view;
+  }
+
+  const RankedView view_;
   const RankedLayer& layer_;
   const KvShape& shape_;
   const AttendCall& call_;

@@ -44,7 +44,8 @@ struct Question {
 };
 
 std::vector<float> read(const RankedView& view, const Question& question, int workers,
-                        RankedCounts* trace = nullptr) {
+                        RankedCounts* trace = nullptr,
+                        kernels::Precision precision = kernels::Precision::exact) {
   std::vector<float> out(question.q.size());
   const SuffixRows rows = question.rows(0);
   ReadTrace all;
@@ -53,7 +54,7 @@ std::vector<float> read(const RankedView& view, const Question& question, int wo
                         .n_rows = question.n_rows,
                         .logit_scale = 0.25f,
                         .suffixes = {&rows, 1},
-                        .precision = kernels::Precision::exact,
+                        .precision = precision,
                         .trace = &all};
   RankedSizes sizes;
   sizes.cover(view);
@@ -156,6 +157,23 @@ TEST(RankedReader, OnEverySimdTarget) {
     expect_equal_modes({.kv_heads = 3, .heads = 9, .head_dim = 64, .adjacent = true});
     expect_equal_modes({.kv_heads = 3, .heads = 9, .head_dim = 20});
   });
+}
+
+// With products by tiles, where this CPU has them.
+TEST(RankedReader, FastIsNearlyAsPrecise) {
+  for (const auto& [kv_heads, d] : {std::pair{3, 64}, {2, 16}, {1, 48}, {5, 32}}) {
+    const RankedTestLayer made(
+        {.kv_heads = kv_heads, .heads = 3 * kv_heads, .head_dim = d, .n_tokens = 500});
+    ThreadPool pool(2);
+    made.layer->keep_key_norms(measure_residuals(made.view(), pool));
+    for (const bool skip : {false, true}) {
+      const Question question(made.shape, 1, 3, 5);
+      RankedView view = made.view();
+      view.skip = skip;
+      expect_close(read(view, question, 2, nullptr, kernels::Precision::fast),
+                   plain(made.view(), question), 1e-4);
+    }
+  }
 }
 
 // The largest logit lies in the last coded block, after sums have grown: they are scaled down.

@@ -54,6 +54,7 @@ class RankedTestLayer {
     make_basis(2 * half, of.basis_rows, rng);
     encode(of);
     sigma = row_sigmas(basis.eigenvalues);
+    tiles = key_tiles_of(basis, shape);
     tokens = std::make_shared<const RankedTokens>(code);
     layer = std::make_unique<RankedLayer>(shape, tokens, runs, code, of.format, sigma.data());
   }
@@ -63,6 +64,7 @@ class RankedTestLayer {
             .basis = &basis,
             .sigma = sigma.data(),
             .rotations = &rotations,
+            .key_tiles = tiles.data(),
             .value_scale = value_scale};
   }
   // Rows z of all tokens, values times value_scale, in double; [tokens][D].
@@ -94,6 +96,7 @@ class RankedTestLayer {
   RankBasisLayer basis;
   RankedCode code;
   std::vector<float> sigma;
+  Buffer<std::byte> tiles;
   std::shared_ptr<const RankedTokens> tokens;
   std::unique_ptr<RankedLayer> layer;
 
