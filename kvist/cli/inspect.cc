@@ -16,6 +16,7 @@
 #include "kvist/cli/command.h"
 #include "kvist/cli/document.h"
 #include "kvist/cli/inputs.h"
+#include "kvist/cli/inspect_ranks.h"
 #include "kvist/cli/inspect_read.h"
 #include "kvist/cli/interrupt.h"
 #include "kvist/cli/report.h"
@@ -194,6 +195,7 @@ int inspect(const InspectOptions& options, const Context& context) {
   }
   Loaded loaded = load(options.inputs, context);
   if (reading) return inspect_reading(options.read, loaded, context);
+  if (loaded.ranking) return inspect_ranks(options.read.pictures, loaded, context);
   const auto selector = loaded.spec.make_selector();
   Timings timings;
   Session::Explanation explanation;
