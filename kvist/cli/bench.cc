@@ -76,6 +76,7 @@ struct Given {
 
 int run_bench(const Given& given, const Context& context) {
   if (given.paper == "readkv") return bench_paper_readkv(context);
+  if (given.paper == "varrate") return bench_paper_varrate(context);
   std::vector<BenchRow> rows;
   const bool live = !context.json;
   const RowSink sink = [&](BenchRow row) {
@@ -154,7 +155,7 @@ Action add_bench(CLI::App& app) {
   app.add_flag("--no-attention", given->skip_attention, "leave out the kernel rows");
   app.add_option("--paper", given->paper,
                  "instead: figures of a paper that follow from its rules, beside the printed ones")
-      ->check(CLI::IsMember({"readkv"}));
+      ->check(CLI::IsMember({"readkv", "varrate"}));
   app.add_option("--repeat", given->repeats, "timings per figure; the median is shown")
       ->check(CLI::Range(1, 100));
   return [given](const Context& context) { return run_bench(*given, context); };

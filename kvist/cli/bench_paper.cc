@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// kvist bench --paper readkv: the ledger's cells as a table or as JSON.
+// kvist bench --paper: a paper's cells as a table or as JSON.
 #include "kvist/cli/bench_paper.h"
 
 #include <algorithm>
@@ -8,6 +8,7 @@
 
 #include "kvist/cli/terminal.h"
 #include "kvist/core/error.h"
+#include "kvist/methods/rank/footprint.h"
 #include "kvist/methods/read/paper_cells.h"
 
 namespace kvist {
@@ -58,6 +59,33 @@ int bench_paper_readkv(const Context& context) {
     std::printf(
         "%s%s\n", table_text(cells).c_str(),
         str(equal, " of ", cells.size(), " figures equal the paper's to its one decimal").c_str());
+  }
+  return equal == static_cast<int64_t>(cells.size()) ? kDone : kBoundNotMet;
+}
+
+int bench_paper_varrate(const Context& context) {
+  const std::vector<RankPaperCell> cells = rank_paper_cells();
+  const int64_t equal =
+      std::count_if(cells.begin(), cells.end(), [](const RankPaperCell& c) { return c.equal; });
+  if (context.json) {
+    nlohmann::json out{{"paper", "varrate"},
+                       {"equal", equal},
+                       {"differ", static_cast<int64_t>(cells.size()) - equal},
+                       {"cells", nlohmann::json::array()}};
+    for (const RankPaperCell& cell : cells)
+      out["cells"].push_back({{"figure", cell.what},
+                              {"ours", cell.ours},
+                              {"paper", cell.paper},
+                              {"equal", cell.equal}});
+    std::printf("%s\n", out.dump(1).c_str());
+  } else {
+    Table table({"Llama-3.1-8B, 16,384 tokens", "%", "paper", ""});
+    for (const RankPaperCell& cell : cells)
+      table.add({cell.what, fmt::format("{:.4f}", cell.ours),
+                 fmt::format("{:.{}f}", cell.paper, cell.decimals),
+                 cell.equal ? "equal" : "differs"});
+    std::printf("%s%s\n", table.text().c_str(),
+                str(equal, " of ", cells.size(), " figures equal the paper's as printed").c_str());
   }
   return equal == static_cast<int64_t>(cells.size()) ? kDone : kBoundNotMet;
 }
