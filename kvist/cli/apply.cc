@@ -9,6 +9,7 @@
 
 #include "kvist/cache/dense.h"
 #include "kvist/cache/ragged.h"
+#include "kvist/cli/apply_ranks.h"
 #include "kvist/cli/apply_read.h"
 #include "kvist/cli/command.h"
 #include "kvist/cli/dump.h"
@@ -22,7 +23,7 @@ namespace kvist {
 namespace {
 
 struct ApplyOptions {
-  std::string method, in, out, calibration;
+  std::string method, in, out, calibration, basis;
 };
 
 // Everything that is written, in the order of the layers.
@@ -149,8 +150,30 @@ int code_and_read(const ApplyOptions& options, const Spec& spec, const Context& 
   return kDone;
 }
 
+int rank_and_code(const ApplyOptions& options, const Spec& spec, const Context& context) {
+  const nlohmann::ordered_json book =
+      apply_ranks(spec, {options.in, options.out, options.basis}, *context.pool);
+  if (context.json) {
+    std::fputs((book.dump(2) + "\n").c_str(), stdout);
+    return kDone;
+  }
+  std::fputs(str(spec.text, ": ", book["layers"].size(), " layers of ", book["tokens"].get<int>(),
+                 " tokens in ", book["payload_bytes"].get<uint64_t>(), " + ",
+                 book["metadata_bytes"].get<uint64_t>(), " bytes (payload + metadata, f16), ",
+                 fmt::format("{:.2f}x", book["factor"].get<double>()), "; ", options.out, "\n")
+                 .c_str(),
+             stdout);
+  return kDone;
+}
+
 int apply(const ApplyOptions& options, const Context& context) {
   const Spec spec = parse_spec(options.method);
+  if (!options.basis.empty() && !spec.ranking()) {
+    throw Error(ErrorKind::invalid_argument,
+                str("--basis is for methods that rank, as varrate(keep=0.2), not for ",
+                    spec.none() ? "none" : spec.text));
+  }
+  if (spec.ranking()) return rank_and_code(options, spec, context);
   if (spec.reading()) return code_and_read(options, spec, context);
   if (!options.calibration.empty()) {
     throw Error(ErrorKind::invalid_argument,
@@ -188,13 +211,15 @@ Action add(CLI::App& app) {
          "--in", options->in,
          "folder with k.npy, v.npy, q.npy (after RoPE) or q_pre.npy [q_pos.npy, meta.json]; "
          "for readkv q is [heads, n, head_dim], queries that see the tokens 0 to q_pos, "
-         "without q_pos all")
+         "without q_pos all; for varrate also k_pre.npy, keys before RoPE, in place of k.npy, and "
+         "q_out.npy [heads, n, head_dim], queries to be answered")
       ->required()
       ->type_name("DIR");
   app.add_option(
          "--out", options->out,
          "folder for kept_count, kept, scores, counts (for readkv codes_k, codes_v, depths_k, "
-         "depths_v, out; all .npy) and ledger.json, which are replaced")
+         "depths_v, out, for varrate ranks, anchor_index, coefficients, k_out, v_out, out; all "
+         ".npy) and ledger.json, which are replaced")
       ->required()
       ->type_name("DIR");
   app.add_option(
@@ -202,6 +227,11 @@ Action add(CLI::App& app) {
          "for readkv: a file of kvist calibrate of the arrays' shape; nothing tells whether "
          "model and rope are those of the arrays. Without it mu_k, sigma_k, mu_v, sigma_v "
          "[and m2q] .npy in --in, or readkv(calibration=prompt)")
+      ->type_name("FILE");
+  app.add_option("--basis", options->basis,
+                 "for varrate: a file of kvist calibrate --basis of the arrays' shape; without it "
+                 "basis.npy [layers, rows, 2 kv_heads head_dim] and, for code=sigma, "
+                 "eigenvalues.npy [layers, rows] in --in")
       ->type_name("FILE");
   return [options](const Context& context) { return apply(*options, context); };
 }

@@ -14,9 +14,10 @@ constexpr int64_t kMost = 1 << 16;  // heads, queries
 
 }  // namespace
 
-DecodeQueries::DecodeQueries(const Dump& dump) : head_dim_(dump.head_dim()) {
+DecodeQueries::DecodeQueries(const Dump& dump, const std::string& name)
+    : head_dim_(dump.head_dim()) {
   const std::filesystem::path folder(dump.folder());
-  file_ = std::make_unique<NpyFile>((folder / "q.npy").string(), NpyType::float32);
+  file_ = std::make_unique<NpyFile>((folder / name).string(), NpyType::float32);
   std::vector<int64_t> shape = file_->shape();
   if (!dump.has_layer_axis()) shape.insert(shape.begin(), 1);
   const bool fits = shape.size() == 4 && shape[0] == dump.n_layers() && shape[1] >= 1 &&
@@ -30,7 +31,7 @@ DecodeQueries::DecodeQueries(const Dump& dump) : head_dim_(dump.head_dim()) {
   heads_ = static_cast<int>(shape[1]);
   positions_.assign(static_cast<size_t>(shape[2]), dump.tokens() - 1);
   const std::filesystem::path q_pos = folder / "q_pos.npy";
-  if (!std::filesystem::exists(q_pos)) return;
+  if (name != "q.npy" || !std::filesystem::exists(q_pos)) return;
   NpyFile file(q_pos.string(), NpyType::int32);
   if (file.shape() != std::vector<int64_t>{n()}) {
     refuse_array(file.path(), str("shape ", shape_text(file.shape())),

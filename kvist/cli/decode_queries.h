@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "kvist/cli/dump.h"
@@ -17,8 +18,9 @@ namespace kvist {
 // without it all are at the last token.
 class DecodeQueries {
  public:
-  // Checks everything but the numbers of q. Throws naming file, found and expected.
-  explicit DecodeQueries(const Dump& dump);
+  // Checks everything but the numbers of q. Throws naming file, found and expected. Positions are
+  // those of q.npy; queries in another file of this layout are all at the last token.
+  explicit DecodeQueries(const Dump& dump, const std::string& file = "q.npy");
 
   int heads() const { return heads_; }
   int n() const { return static_cast<int>(positions_.size()); }

@@ -10,6 +10,7 @@
 
 #include "kvist/core/error.h"
 #include "kvist/methods/array_rows.h"
+#include "kvist/methods/rope.h"
 
 namespace kvist {
 namespace {
@@ -58,7 +59,9 @@ Dump::Dump(const std::string& folder, const Needs& needs)
     : folder_(folder), pre_rope_(needs.pre_rope) {
   if (!std::filesystem::is_directory(folder))
     throw Error(ErrorKind::not_found, str(folder, ": not a folder"));
-  k_ = open(folder, "k.npy", NpyType::float32);
+  turns_keys_ = !std::filesystem::exists(std::filesystem::path(folder) / "k.npy") &&
+                std::filesystem::exists(std::filesystem::path(folder) / "k_pre.npy");
+  k_ = open(folder, turns_keys_ ? "k_pre.npy" : "k.npy", NpyType::float32);
   v_ = open(folder, "v.npy", NpyType::float32);
   const size_t rank = k_->shape().size();
   if (rank != 3 && rank != 4) {
@@ -72,17 +75,22 @@ Dump::Dump(const std::string& folder, const Needs& needs)
   kv_heads_ = heads_ = checked(*k_, "kv_heads", shape[2], kMostSmall);
   head_dim_ = checked(*k_, "head_dim", shape[3], kMostSmall);
   if (v_->shape() != k_->shape()) {
-    refuse_array(v_->path(), str("shape ", shape_text(v_->shape())),
-                 str("that of k.npy, ", shape_text(k_->shape())));
+    refuse_array(
+        v_->path(), str("shape ", shape_text(v_->shape())),
+        str("that of ", turns_keys_ ? "k_pre.npy" : "k.npy", ", ", shape_text(k_->shape())));
   }
   read_meta(folder, shape[0]);
   window_ = needs.every_query ? tokens_ : std::min(needs.window_queries, tokens_);
   if (window_ > 0) open_queries(folder, pre_rope_ ? "q_pre.npy" : "q.npy");
-  if (pre_rope_ && !rope_) {
-    refuse_array(
-        (std::filesystem::path(folder) / "meta.json").string(), "no rope",
-        R"({"rope": {"theta": ...}} or {"rope": {"inv_freq": [...]}}, which the method needs)");
-  }
+  if (pre_rope_ || turns_keys_) require_rope();
+}
+
+void Dump::require_rope() const {
+  if (rope_) return;
+  refuse_array((std::filesystem::path(folder_) / "meta.json").string(), "no rope",
+               turns_keys_ ? R"({"rope": {"theta": ...}}, by which k_pre.npy is turned)"
+                           : R"({"rope": {"theta": ...}} or {"rope": {"inv_freq": [...]}}, )"
+                             "which the method needs");
 }
 
 void Dump::open_queries(const std::string& folder, const char* name) {
@@ -227,6 +235,13 @@ Dump::Layer Dump::load(int layer, bool check_finite, ThreadPool& pool) {
   if (check_finite) {
     require_finite_layer(*k_, layer, "[layer, token, head, channel]", out.k, kv_heads_, head_dim_);
     require_finite_layer(*v_, layer, "[layer, token, head, channel]", out.v, kv_heads_, head_dim_);
+  }
+  if (turns_keys_) {
+    pool.parallel_for(tokens_, [&](int64_t t) {
+      const PairRotation turn = PairRotation::at(*rope_, t);
+      for (int head = 0; head < kv_heads_; ++head)
+        turn.apply(out.k.data() + t * row + int64_t{head} * head_dim_);
+    });
   }
   LayerInput& in = out.input;
   if (q_) {

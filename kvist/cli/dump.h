@@ -24,11 +24,12 @@ void require_finite_layer(const NpyFile& file, int layer, const char* axes,
                           const Buffer<float>& data, int64_t rows, int64_t columns);
 
 // k.npy, v.npy [layers, tokens, kv_heads, head_dim], q.npy [layers, rows, heads, head_dim],
-// float32; the layer axis may be absent in all of them. q_pre.npy, in place of q.npy where a method
-// asks for it: the queries before RoPE. q_pos.npy int32 [rows] says which positions the rows of q
-// belong to, by default the last ones. meta.json, optional: {"layers": [model layer of each array
-// layer], "n_layers": 30, "rope": {"theta": 10000 or "inv_freq": [radians per position], "dims":
-// head_dim, "pairs": "half", "attention_factor": 1}}.
+// float32; the layer axis may be absent in all of them. k_pre.npy, in place of k.npy: the keys
+// before RoPE, which are turned as meta.json says. q_pre.npy, in place of q.npy where a method asks
+// for it: the queries before RoPE. q_pos.npy int32 [rows] says which positions the rows of q belong
+// to, by default the last ones. meta.json, optional: {"layers": [model layer of each array layer],
+// "n_layers": 30, "rope": {"theta": 10000 or "inv_freq": [radians per position], "dims": head_dim,
+// "pairs": "half", "attention_factor": 1}}.
 class Dump {
  public:
   // Checks everything but the numbers; queries are opened only if needed. Throws naming file, found
@@ -43,6 +44,9 @@ class Dump {
   int tokens() const { return tokens_; }
   int kv_heads() const { return kv_heads_; }
   int head_dim() const { return head_dim_; }
+  // Throws corrupt where meta.json says nothing of the rotation.
+  void require_rope() const;
+  const Rope& rope() const { return *rope_; }  // after require_rope()
 
   // One layer in memory. Throws naming file and place where a number is not finite and
   // `check_finite` is set.
@@ -68,7 +72,8 @@ class Dump {
   int64_t q_rows_ = 0;         // rows of q a layer
   std::vector<int> model_layers_;
   int n_model_layers_ = 0;
-  bool pre_rope_ = false;  // q_ is q_pre.npy
+  bool pre_rope_ = false;    // q_ is q_pre.npy
+  bool turns_keys_ = false;  // k_ is k_pre.npy
   std::optional<Rope> rope_;
 };
 

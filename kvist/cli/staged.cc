@@ -13,9 +13,10 @@ namespace {
 namespace fs = std::filesystem;
 
 // All names of ours: an older run may have left one that this run does not write.
-constexpr std::array kOwned = {"kept_count.npy", "kept.npy",    "scores.npy",   "counts.npy",
-                               "codes_k.npy",    "codes_v.npy", "depths_k.npy", "depths_v.npy",
-                               "out.npy",        "ledger.json"};
+constexpr std::array kOwned = {
+    "kept_count.npy", "kept.npy",     "scores.npy",   "counts.npy",       "codes_k.npy",
+    "codes_v.npy",    "depths_k.npy", "depths_v.npy", "out.npy",          "ledger.json",
+    "ranks.npy",      "k_out.npy",    "v_out.npy",    "anchor_index.npy", "coefficients.npy"};
 
 }  // namespace
 

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "kvist/cache/coded_prefix.h"
+#include "kvist/cache/dense_rows.h"
 #include "kvist/cache/ragged.h"
 #include "kvist/cache/ranked_prefix.h"
 #include "kvist/methods/rank/encode_layer.h"
@@ -23,20 +24,6 @@ using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
-
-// One head of a dense layer as a selector reads it.
-class DenseRows final : public HeadRows {
- public:
-  DenseRows(const DenseLayer& layer, bool keys) : layer_(layer), keys_(keys) {}
-  void read(int head, int begin, int end, float* out) const override {
-    const kernels::KvRun run = layer_.run(head);
-    keys_ ? kernels::load_keys(run, begin, end, out) : kernels::load_values(run, begin, end, out);
-  }
-
- private:
-  const DenseLayer& layer_;
-  bool keys_;
-};
 
 KvShape shape_of(const ModelInfo& info, Scalar type) {
   return {info.kv_heads, info.heads, info.head_dim, type};
