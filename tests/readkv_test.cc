@@ -40,7 +40,7 @@ class ReadKv : public ::testing::Test {
     std::vector<Contestant> contestants;
     for (const std::string& text : specs) {
       const Spec spec = parse_spec(text);
-      contestants.push_back({spec, spec.reading() ? code(spec) : nullptr});
+      contestants.push_back({spec, spec.reading() ? code(spec) : nullptr, nullptr});
     }
     const std::vector<std::vector<int32_t>> window{{ids_.begin() + 1000, ids_.begin() + 1384}};
     return perplexity(*model_, pool_, protocol, contestants, window);
