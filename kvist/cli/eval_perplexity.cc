@@ -291,7 +291,7 @@ int eval_perplexity(const EvalOptions& options, const Context& context) {
   PerplexityHooks hooks;
   hooks.stop = &watch_interrupt();
   Measured m;
-  for (Spec& spec : specs_of(options)) m.contestants.push_back({std::move(spec), {}});
+  for (Spec& spec : specs_of(options)) m.contestants.push_back({std::move(spec), {}, {}});
   const std::string path = model_path(options.inputs);
   const auto model = Model::load(path, model_options(options.inputs, context));
   for (Contestant& c : m.contestants) {

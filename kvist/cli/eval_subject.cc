@@ -172,7 +172,6 @@ Placed ModelSubject::place(size_t i) {
     s.coded = true;
   } else if (const auto ranking = w.spec.ranking()) {
     s.session->encode(*ranking, s.bases[w.spec.text]);
-    s.coded = true;
   } else if (w.selector) {
     s.session->compress(*w.selector);
   }

@@ -9,6 +9,7 @@
 #include "kvist/kernels/similar.h"
 #include "kvist/kernels/window.h"
 #include "kvist/methods/select/by_score.h"
+#include "kvist/methods/select/fisher.h"
 #include "kvist/methods/select/twinkv.h"
 
 namespace kvist {
@@ -92,54 +93,15 @@ std::vector<double> twin_salience(const LayerInput& layer, std::span<const int32
   return sum;
 }
 
-// Sum over the window's queries of attention squared times the squared distance of the value from
-// the head's output, as |v|^2 sum a^2 - 2 v . sum a^2 o + sum a^2 |o|^2. Returns [n_tokens].
-std::vector<double> fisher_scores(const LayerInput& layer, const RankPlan& plan) {
-  const int n = layer.n_tokens, window = std::min(plan.scoring_window, n), d = layer.head_dim;
-  require_queries(layer, window);
-  const auto tokens = static_cast<size_t>(n), width = static_cast<size_t>(d);
-  const int group = layer.heads / layer.kv_heads;
-  std::vector<double> out(tokens, 0);
-  for (int head = 0; head < layer.kv_heads; ++head) {
-    const auto q = group_rows(layer, layer.q, head, window);
-    require_finite_queries(layer, q, n - window);
-    const Buffer<float> keys = read_head(layer, *layer.keys, head, "key");
-    const Buffer<float> values = read_head(layer, *layer.values, head, "value");
-    const auto rows = static_cast<int64_t>(window) * group;
-    std::vector<std::vector<double>> of_row(static_cast<size_t>(rows));
-    layer.pool->parallel_for(rows, [&](int64_t row) {
-      const int64_t t = row / group, visible = n - window + t + 1;
-      std::vector<double> weight(static_cast<size_t>(visible));
-      double most = -HUGE_VAL, total = 0;
-      for (int64_t j = 0; j < visible; ++j) {
-        double dot = 0;
-        for (int64_t c = 0; c < d; ++c)
-          dot += static_cast<double>(q(t, row % group, c)) *
-                 static_cast<double>(keys[static_cast<size_t>(j * d + c)]);
-        weight[static_cast<size_t>(j)] = dot * static_cast<double>(layer.logit_scale);
-        most = std::max(most, weight[static_cast<size_t>(j)]);
-      }
-      for (double& w : weight) total += w = std::exp(w - most);
-      std::vector<double> output(width, 0);
-      for (size_t j = 0; j < weight.size(); ++j) {
-        weight[j] /= total;
-        for (size_t c = 0; c < width; ++c)
-          output[c] += weight[j] * static_cast<double>(values[j * width + c]);
-      }
-      for (size_t j = 0; j < weight.size(); ++j) {
-        double apart = 0;
-        for (size_t c = 0; c < width; ++c) {
-          const double x = static_cast<double>(values[j * width + c]) - output[c];
-          apart += x * x;
-        }
-        weight[j] *= weight[j] * apart;
-      }
-      of_row[static_cast<size_t>(row)] = std::move(weight);
-    });
-    for (const auto& weights : of_row)
-      for (size_t j = 0; j < weights.size(); ++j) out[j] += weights[j];
-  }
-  return out;
+// How far each token's value moves the layer's output under the window's queries.
+std::vector<double> fisher_salience(const LayerInput& layer, const RankPlan& plan,
+                                    std::span<const int32_t> coded) {
+  require_queries(layer, std::min(plan.scoring_window, layer.n_tokens));
+  if (layer.n_tokens <= plan.scoring_window) return std::vector<double>(coded.size(), 1);
+  std::vector<double> sum(static_cast<size_t>(layer.n_tokens), 0);
+  for (const std::vector<double>& head : fisher_signal(layer, plan.scoring_window))
+    for (size_t t = 0; t < sum.size(); ++t) sum[t] += head[t];
+  return over_coded(sum, coded);
 }
 
 std::vector<double> position_salience(int n_tokens, std::span<const int32_t> coded) {
@@ -170,7 +132,7 @@ std::vector<double> measured(const LayerInput& layer, const RankPlan& plan,
       return out;
     }
     case Kind::fisher:
-      return over_coded(fisher_scores(layer, plan), coded);
+      return fisher_salience(layer, plan, coded);
     case Kind::norm:
       KVIST_ASSERT(residual_energy.size() == coded.size());
       out.assign(residual_energy.begin(), residual_energy.end());

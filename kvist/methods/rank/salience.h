@@ -25,8 +25,6 @@ std::vector<double> window_means(const LayerInput& layer, const RankPlan& plan);
 //
 //   coded            positions, ascending
 //   residual_energy  [coded] squared length of each residual; only for norm, else empty
-//
-// fisher weighs distances in the head's own coordinates: the output projection is not seen here.
 std::vector<double> salience(const LayerInput& layer, const RankPlan& plan,
                              std::span<const int32_t> coded,
                              std::span<const double> residual_energy);

@@ -19,9 +19,8 @@ constexpr OptionSpec kOptions[] = {
      .kind = Kind::choice,
      .fallback = "paper",
      .unit = "",
-     .help =
-         "defaults for questions that come later: reuse gives ranks by the energy of residuals, "
-         "weighted with what the last queries attended to, and has an anchor every 64 tokens",
+     .help = "defaults: those of the paper, or for questions that come later: alloc=energy, "
+             "stride=64, and the share as bytes of coefficients of 4 bits",
      .choices = "paper|reuse"},
     {.name = "stride",
      .kind = Kind::integer,
@@ -182,9 +181,10 @@ int integer(const Options& o, const char* name) { return static_cast<int>(o.inte
 
 RankPlan plan_of(const Options& o) {
   const bool reuse = o.text("preset") == "reuse";
+  const auto preset = [&](const char* option) { return reuse && !o.given(option); };
   RankPlan p;
   p.keep = o.ratio("keep");
-  p.stride = reuse && !o.given("stride") ? 64 : integer(o, "stride");
+  p.stride = preset("stride") ? 64 : integer(o, "stride");
   p.window = integer(o, "window");
   p.neighbours = integer(o, "neighbours");
   p.least_rank = integer(o, "r_min");
@@ -199,12 +199,12 @@ RankPlan plan_of(const Options& o) {
   p.mix_twin = o.ratio("mix").value();
   p.salience_power = o.ratio("power").value();
   p.seed = static_cast<uint64_t>(o.integer("seed"));
-  p.allocation = reuse && !o.given("alloc") ? RankPlan::Allocation::energy
-                                            : chosen<RankPlan::Allocation>(o, "alloc");
+  p.allocation =
+      preset("alloc") ? RankPlan::Allocation::energy : chosen<RankPlan::Allocation>(o, "alloc");
   p.round_up = o.text("rounding") == "paper";
-  p.rate = chosen<RankPlan::Rate>(o, "rate");
+  p.rate = preset("rate") ? RankPlan::Rate::bytes : chosen<RankPlan::Rate>(o, "rate");
   p.infeasible = chosen<RankPlan::Infeasible>(o, "on_infeasible");
-  p.bits = integer(o, "bits");
+  p.bits = preset("bits") ? 4 : integer(o, "bits");
   p.code = chosen<RankPlan::Code>(o, "code");
   p.skip = o.boolean("skip");
   check(p);

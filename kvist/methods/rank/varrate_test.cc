@@ -34,9 +34,13 @@ TEST(VarRate, APresetIsOverriddenByWhatIsGiven) {
   EXPECT_EQ(p.keep, (Ratio{1, 4}));
   EXPECT_EQ(p.stride, 64);
   EXPECT_EQ(p.allocation, RankPlan::Allocation::energy);
-  const RankPlan given = plan("varrate(preset=reuse,stride=16,alloc=salience)");
+  EXPECT_EQ(p.rate, RankPlan::Rate::bytes);
+  EXPECT_EQ(p.bits, 4);
+  const RankPlan given = plan("varrate(preset=reuse,stride=16,alloc=salience,bits=16)");
   EXPECT_EQ(given.stride, 16);
   EXPECT_EQ(given.allocation, RankPlan::Allocation::salience);
+  EXPECT_EQ(given.bits, 16);
+  EXPECT_EQ(given.rate, RankPlan::Rate::bytes);
 }
 
 TEST(VarRate, RefusesWhatCannotBe) {
