@@ -14,19 +14,23 @@ namespace {
 using Infeasible = RankPlan::Infeasible;
 
 struct Shape {
-  int64_t tokens, width;
+  int64_t tokens, width, kv_heads;
 };
 
 int64_t anchors_at(const Shape& shape, int64_t stride) {
   return (shape.tokens + stride - 1) / stride;
 }
 
-// Bits beside exact rows and coefficients: indices, ranks, offsets of blocks, gains.
+// Bits beside exact rows and coefficients, as RankedLayer stores them: indices, ranks, places in a
+// block, offsets of blocks; gains, counts of neighbours and bounds of keys where a plan has them.
 int64_t metadata_bits(const RankPlan& plan, const Shape& shape, int64_t stride, int64_t coded) {
   const auto anchors = static_cast<uint64_t>(anchors_at(shape, stride));
   const int64_t index = std::max<int64_t>(1, std::bit_width(anchors - 1));
-  const bool gains = plan.bits < 16 && plan.code == RankPlan::Code::sigma;
-  return coded * (plan.neighbours * index + 16 + (gains ? 16 : 0)) + (coded + 63) / 64 * 32;
+  int64_t each = plan.neighbours * index + 16 + 8;
+  if (plan.bits < 16 && plan.code == RankPlan::Code::sigma) each += 16;
+  if (plan.causal_anchors) each += 8;
+  if (plan.skip) each += 16 * shape.kv_heads;
+  return coded * each + (coded + 63) / 64 * 32;
 }
 
 // A group of 32 codes has 32 bits of scales; each token's last group may be almost empty and ends
@@ -85,9 +89,9 @@ RankBudget widen(const RankPlan& plan, const Shape& shape, RankBudget b) {
 
 }  // namespace
 
-RankBudget rank_budget(const RankPlan& plan, int n_tokens, int width, int n_rows) {
+RankBudget rank_budget(const RankPlan& plan, int n_tokens, int width, int n_rows, int kv_heads) {
   check(plan);
-  const Shape shape{n_tokens, width};
+  const Shape shape{n_tokens, width, kv_heads};
   if (shape.tokens * shape.width >= int64_t{1} << 39) {
     throw Error(ErrorKind::unsupported, str("varrate: ", n_tokens, " tokens of ", width,
                                             " numbers; a layer has fewer than 2^39"));

@@ -21,12 +21,12 @@ struct RankBudget {
 //
 //   B = floor(keep * width * n_tokens) - exact * width
 //
-// and with rate=bytes the most whose bytes, metadata and quantiser scales charged at their largest,
-// stay within the share of a 16-bit layer.
+// and with rate=bytes, of kv_heads heads, the most whose bytes, metadata and quantiser scales
+// charged at their largest, stay within the share of a 16-bit layer.
 //
 // Where B is less than the least rank of all coded tokens, plan.infeasible decides. Throws
 // Error(invalid_argument) with the numbers and the smallest share that works where that is `error`;
 // where the least rank exceeds the basis; and Error(unsupported) for a layer of 2^39 numbers.
-RankBudget rank_budget(const RankPlan& plan, int n_tokens, int width, int n_rows);
+RankBudget rank_budget(const RankPlan& plan, int n_tokens, int width, int n_rows, int kv_heads = 1);
 
 }  // namespace kvist

@@ -116,8 +116,8 @@ TEST(RankBudget, BytesIncludeEverything) {
   p.rate = RankPlan::Rate::bytes;
   // varrate.md 10: mean affordable rank at 2,048 tokens of width 384, with 7-bit indices.
   const RankBudget b = rank_budget(p, 2048, 384, 384);
-  const int64_t bits = floor_mul(2048 * 384 * 16, {1, 5}) - 188 * 384 * 16 - 1860 * (4 * 7 + 16) -
-                       (1860 + 63) / 64 * 32;
+  const int64_t bits = floor_mul(2048 * 384 * 16, {1, 5}) - 188 * 384 * 16 -
+                       1860 * (4 * 7 + 16 + 8) - (1860 + 63) / 64 * 32;
   EXPECT_EQ(b.spendable, bits / 16);
   p.bits = 4;
   const RankBudget four = rank_budget(p, 2048, 384, 384);

@@ -119,7 +119,7 @@ RankedCode encode_layer(const LayerInput& layer, const RankBasisLayer& basis, co
     throw Error(ErrorKind::invalid_argument, str("varrate, layer ", layer.layer, ": the basis is ",
                                                  basis.width, " numbers wide, a token ", width));
   }
-  const RankBudget budget = rank_budget(plan, layer.n_tokens, width, basis.n_rows);
+  const RankBudget budget = rank_budget(plan, layer.n_tokens, width, basis.n_rows, layer.kv_heads);
   RankedCode code;
   code.n_tokens = layer.n_tokens;
   code.stride = budget.stride;
