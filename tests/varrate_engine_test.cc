@@ -47,7 +47,8 @@ class VarRateEngine : public ::testing::Test {
   }
 
   std::unique_ptr<Session> read() {
-    auto session = std::make_unique<Session>(*model_, pool_, SessionOptions{});
+    auto session = std::make_unique<Session>(
+        *model_, pool_, SessionOptions{.precision = kernels::Precision::exact});
     session->prefill(std::span(ids_).first(kTokens), Needs{.window_queries = 64});
     return session;
   }
@@ -132,7 +133,8 @@ TEST_F(VarRateEngine, AllWaysToReadAgree) {
       EXPECT_GT(session.read_trace().ranked.expanded_bytes, 0);
     }
   }
-  for (const auto& logits : out) EXPECT_LT(divergence(out.front(), logits), 1e-5);
+  for (size_t i = 0; i < out.size(); ++i)  // the second half multiplies in bf16
+    EXPECT_LT(divergence(out[0], out[i]), i < out.size() / 2 ? 1e-5 : 1e-3) << i;
 }
 
 TEST_F(VarRateEngine, RefusesAndLeavesThingsAsTheyWere) {
