@@ -165,9 +165,10 @@ TEST_F(ApplyRanks, TakesKeysBeforeRope) {
   ASSERT_EQ(apply("varrate(keep=0.5,r_min=2)"), 0);
   const Floats want = floats("v_out.npy", {2, kTokens, kHeads, kDim});
   Floats before = k_;
-  const TestLayer rope(1, kHeads, kGroup, kDim, 1);
+  Rope rope;
+  for (int f = 0; f < kDim / 2; ++f) rope.frequencies.push_back(std::pow(1e4, -2.0 * f / kDim));
   for (size_t row = 0; row < before.size() / kDim; ++row)
-    PairRotation::at(rope.rope, static_cast<int64_t>(row / kHeads % kTokens))
+    PairRotation::at(rope, static_cast<int64_t>(row / kHeads % kTokens))
         .inverse()
         .apply(&before[row * kDim]);
   fs::remove(root_ / "in" / "k.npy");
