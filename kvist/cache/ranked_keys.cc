@@ -78,13 +78,14 @@ void unturn_anchors(const RankedView& view, int head, int begin, int end, float*
 
 namespace {
 
-// Coefficients and rotations of a block, which the hardware does not see coming: they begin where
-// it stops, or lie apart.
+// What a block needs and the hardware does not see coming: coefficients begin where it stops to
+// look ahead, rotations lie apart.
 void fetch(const RankedView& view, int block) {
   constexpr int64_t kLine = 64;
   const auto bytes = view.layer->block_bytes(block);
   for (int64_t at = 0; at < std::ssize(bytes); at += kLine)
     __builtin_prefetch(bytes.data() + at, 0, 2);
+  if (view.is_expanded(block)) return;
   const int64_t row = int64_t{view.rotations->n_frequencies()} * 2 * int64_t{sizeof(float)};
   for (int i = 0; i < view.layer->block_tokens(block); ++i) {
     const auto* turn =
@@ -101,6 +102,7 @@ void read_block(const RankedView& view, int block, BlockScratch& scratch) noexce
   layer.read_neighbours(block, scratch.index.data(), scratch.count.data());
   scratch.n_chunks = layer.read_block(block, view.sigma, scratch.x.data(), scratch.depth.data(),
                                       scratch.chunks.data());
+  if (view.is_expanded(block)) return;
   scratch.turns.resize(static_cast<size_t>(layer.block_tokens(block)));
   for (int i = 0; i < layer.block_tokens(block); ++i)
     scratch.turns[static_cast<size_t>(i)] = view.rotations->row(layer.position(block, i));

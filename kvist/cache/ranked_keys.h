@@ -38,6 +38,7 @@ struct RankedView {
   const std::byte* key_tiles = nullptr;
   double value_scale = 1;
   const ExpandedKeys* expanded = nullptr;
+  bool is_expanded(int block) const { return expanded != nullptr && block < expanded->n_blocks; }
   // Leaves out a head of a block where no logit can come within 25 of the largest: at most
   // 64 * e^-25 of a row's softmax each. The layer has key norms.
   bool skip = false;
@@ -88,7 +89,7 @@ inline kernels::AnchorLists anchors_of(const RankedView& view, const BlockScratc
 }
 // Tiles of a layer's key columns; empty where this CPU has no use for them.
 Buffer<std::byte> key_tiles_of(const RankBasisLayer& basis, const KvShape& shape);
-// Coefficients, neighbours and rotations of a block.
+// Coefficients and neighbours of a block, and rotations unless its keys are expanded.
 void read_block(const RankedView& view, int block, BlockScratch& scratch) noexcept;
 // After read_block(), into scratch.rows: the means of its tokens' anchors; plus what coefficients
 // add to the heads [first, last); those heads turned to the tokens' positions. anchors

@@ -26,7 +26,7 @@ namespace {
 
 constexpr int kBlock = RankedLayer::kBlock;
 constexpr int kPassRows = 16;    // query rows of a pass
-constexpr int kSegments = 16;    // of the coded blocks, at most
+constexpr int kSegments = 8;     // of the coded blocks, at most
 constexpr int kLeastBlocks = 4;  // of a segment
 constexpr float kNegligible = 25;
 constexpr float kUnseen = -std::numeric_limits<float>::infinity();
@@ -105,8 +105,9 @@ class Pass {
     rows_ = n_ * shape_.heads;
     padded_ = round_up(rows_, 16);
     const int exact_jobs = blocks_of(n_exact_) * shape_.kv_heads;
-    const int first_pass = row == 0 ? exact_jobs : 0;
-    each(shape_.kv_heads + first_pass, [&](int job) {
+    const bool makes_keys = !view_.is_expanded(layer_.n_blocks() - 1);
+    const int unturned = row == 0 && makes_keys ? exact_jobs : 0;
+    each(shape_.kv_heads + unturned, [&](int job) {
       job < shape_.kv_heads ? take_queries(job) : unturn(job - shape_.kv_heads);
     });
     const int suffix_jobs = static_cast<int>(call_.suffixes.size()) * shape_.kv_heads;
@@ -228,7 +229,7 @@ class Pass {
 
   // Logits of a block into scratch_.s.
   void score(int block, Segment& to) {
-    if (view_.expanded != nullptr && block < view_.expanded->n_blocks) {
+    if (view_.is_expanded(block)) {
       for (int head = 0; head < shape_.kv_heads; ++head)
         score_head(head, view_.expanded->block(shape_, block, head), shape_.type, scratch_.s);
       return;
@@ -332,24 +333,29 @@ class Pass {
     for (int r = 0; r < rows_; ++r)
       state_.exact_l[static_cast<size_t>(block * rows_ + r)] =
           kernels::exponentials_below(alpha(r) + first, n, largest(r));
-    float* factor = scratch_.factor.data();
-    Buffer<float>& sum = scratch_.s;  // [64][padded rows] at most
+    // Anchors among them follow each other: their shares are rows side by side.
     const auto& anchor_of = layer_.tokens().anchor_of_exact;
-    std::fill_n(sum.data(), int64_t{n} * padded_, 0.0f);
-    for (int s = 0; s < n_segments_; ++s) {
+    int first_anchor = 0, n_anchors = 0;
+    for (int i = 0; i < n; ++i) {
+      const int anchor = anchor_of[static_cast<size_t>(first + i)];
+      if (anchor < 0) continue;
+      if (n_anchors++ == 0) first_anchor = anchor;
+    }
+    float* factor = scratch_.factor.data();
+    float* sum = scratch_.s.data();  // [n_anchors][padded rows]
+    std::fill_n(sum, int64_t{n_anchors} * padded_, 0.0f);
+    for (int s = 0; s < n_segments_ && n_anchors > 0; ++s) {
       const Segment& from = state_.segments[static_cast<size_t>(s)];
       std::fill(factor + rows_, factor + padded_, 0.0f);
       for (int r = 0; r < rows_; ++r)
         factor[r] = std::exp(from.m[static_cast<size_t>(r)] - largest(r));
-      for (int i = 0; i < n; ++i)
-        if (const int anchor = anchor_of[static_cast<size_t>(first + i)]; anchor >= 0)
-          kernels::add_scaled_columns(from.shares.data() + int64_t{anchor} * padded_, 1, padded_,
-                                      factor, sum.data() + int64_t{i} * padded_);
+      kernels::add_scaled_columns(from.shares.data() + int64_t{first_anchor} * padded_, n_anchors,
+                                  padded_, factor, sum);
     }
     for (int i = 0; i < n; ++i) {
       if (anchor_of[static_cast<size_t>(first + i)] < 0) continue;
-      for (int r = 0; r < rows_; ++r)
-        alpha(r)[first + i] += sum[static_cast<size_t>(i * padded_ + r)];
+      for (int r = 0; r < rows_; ++r) alpha(r)[first + i] += sum[r];
+      sum += padded_;
     }
   }
 

@@ -47,18 +47,32 @@ void split_rows(const CoefficientRows& chunk, std::byte* high, std::byte* low) {
   }
 }
 
-// Adds a chunk to a sum: high times high, low times high, high times low. A macro, since gcc's
-// intrinsics want the number of a tile as it is written.
-#define KVIST_MULTIPLY(sum, right, part_bytes)          \
+// Adds a chunk to two sums: high times high, low times high, high times low, in turn, so that no
+// product waits for the one before. Macros, since gcc's intrinsics want the number of a tile as it
+// is written.
+#define KVIST_MULTIPLY_TWO(sum, other, right, part_bytes)            \
+  do {                                                               \
+    _tile_loadd(6, (right), kPartBytes);                             \
+    _tile_loadd(7, (right) + kTileBytes, kPartBytes);                \
+    _tile_dpbf16ps(sum, 4, 6);                                       \
+    _tile_dpbf16ps(other, 4, 7);                                     \
+    _tile_dpbf16ps(sum, 5, 6);                                       \
+    _tile_dpbf16ps(other, 5, 7);                                     \
+    _tile_loadd(6, (right) + (part_bytes), kPartBytes);              \
+    _tile_loadd(7, (right) + (part_bytes) + kTileBytes, kPartBytes); \
+    _tile_dpbf16ps(sum, 4, 6);                                       \
+    _tile_dpbf16ps(other, 4, 7);                                     \
+  } while (false)
+#define KVIST_MULTIPLY_ONE(sum, right, part_bytes)      \
   do {                                                  \
     _tile_loadd(6, (right), kPartBytes);                \
+    _tile_loadd(7, (right) + (part_bytes), kPartBytes); \
     _tile_dpbf16ps(sum, 4, 6);                          \
     _tile_dpbf16ps(sum, 5, 6);                          \
-    _tile_loadd(7, (right) + (part_bytes), kPartBytes); \
     _tile_dpbf16ps(sum, 4, 7);                          \
   } while (false)
 
-// kTiles tiles of columns from `column` on, of 16 tokens; n_chunks reach into them.
+// kTiles (1 or 4) tiles of columns from `column` on, of 16 tokens; n_chunks reach into them.
 template <int kTiles>
 void add_tiles(const std::byte* tiles, int width, int column, std::byte* scratch, size_t row_tile,
                int n_chunks, float* rows, int64_t row_stride) {
@@ -66,20 +80,19 @@ void add_tiles(const std::byte* tiles, int width, int column, std::byte* scratch
   const size_t chunk_bytes = static_cast<size_t>(width / kTile) * kTileBytes;  // of a part
   _tile_loadd(0, rows, stride);
   if (kTiles > 1) _tile_loadd(1, rows + kTile, stride);
-  if (kTiles > 2) _tile_loadd(2, rows + 2 * kTile, stride);
+  if (kTiles > 3) _tile_loadd(2, rows + 2 * kTile, stride);
   if (kTiles > 3) _tile_loadd(3, rows + 3 * kTile, stride);
   const std::byte* right = tiles + static_cast<size_t>(column / kTile) * kTileBytes;
   for (int k = 0; k < n_chunks; ++k, right += 2 * chunk_bytes) {
     _tile_loadd(4, left_tile(scratch, k, 0, row_tile), kPartBytes);
     _tile_loadd(5, left_tile(scratch, k, 1, row_tile), kPartBytes);
-    KVIST_MULTIPLY(0, right, chunk_bytes);
-    if (kTiles > 1) KVIST_MULTIPLY(1, right + kTileBytes, chunk_bytes);
-    if (kTiles > 2) KVIST_MULTIPLY(2, right + 2 * kTileBytes, chunk_bytes);
-    if (kTiles > 3) KVIST_MULTIPLY(3, right + 3 * kTileBytes, chunk_bytes);
+    if (kTiles == 1) KVIST_MULTIPLY_ONE(0, right, chunk_bytes);
+    if (kTiles > 1) KVIST_MULTIPLY_TWO(0, 1, right, chunk_bytes);
+    if (kTiles > 3) KVIST_MULTIPLY_TWO(2, 3, right + 2 * kTileBytes, chunk_bytes);
   }
   _tile_stored(0, rows, stride);
   if (kTiles > 1) _tile_stored(1, rows + kTile, stride);
-  if (kTiles > 2) _tile_stored(2, rows + 2 * kTile, stride);
+  if (kTiles > 3) _tile_stored(2, rows + 2 * kTile, stride);
   if (kTiles > 3) _tile_stored(3, rows + 3 * kTile, stride);
 }
 
