@@ -83,30 +83,40 @@ struct Segment {
 
 constexpr int kStep = 8;  // coefficients between the points of an energy curve
 
-// Appends the majorant's segments of one token, steepest first.
+struct Point {
+  int rank;
+  double energy;
+};
+
+// Whether b lies on or below the line from a to c.
+bool is_below(const Point& a, const Point& b, const Point& c) {
+  return (b.energy - a.energy) * (c.rank - b.rank) <= (c.energy - b.energy) * (b.rank - a.rank);
+}
+
+// x[0]^2 + ... + x[n - 1]^2, n <= 8, by pairs.
+double squares(const float* x, int n) {
+  double s[kStep] = {};
+  for (int i = 0; i < n; ++i) s[i] = static_cast<double>(x[i]) * static_cast<double>(x[i]);
+  return ((s[0] + s[1]) + (s[2] + s[3])) + ((s[4] + s[5]) + (s[6] + s[7]));
+}
+
+// Appends the majorant's segments of one token, steepest first. hull: scratch.
 void add_segments(const float* coefficients, double weight, uint32_t token, const FillLimits& l,
-                  std::vector<Segment>* out) {
-  struct Point {
-    int rank;
-    double energy;
-  };
-  std::vector<Point> hull = {{l.least, 0}};
+                  std::vector<Point>* hull, std::vector<Segment>* out) {
+  hull->assign(1, {l.least, 0});
   double energy = 0;
-  for (int r = l.least; r < l.most;) {
+  for (int r = l.least; r < l.most; r += kStep) {
     const int end = std::min(r + kStep, l.most);
-    for (; r < end; ++r)
-      energy += static_cast<double>(coefficients[r]) * static_cast<double>(coefficients[r]);
-    const Point p{r, energy};
-    const auto slope = [](const Point& a, const Point& b) {
-      return (b.energy - a.energy) / (b.rank - a.rank);
-    };
-    while (hull.size() > 1 && slope(hull[hull.size() - 2], hull.back()) <= slope(hull.back(), p))
-      hull.pop_back();
-    hull.push_back(p);
+    energy += squares(coefficients + r, end - r);
+    const Point p{end, energy};
+    while (hull->size() > 1 && is_below((*hull)[hull->size() - 2], hull->back(), p))
+      hull->pop_back();
+    hull->push_back(p);
   }
-  for (size_t i = 1; i < hull.size(); ++i) {
-    const auto length = static_cast<uint32_t>(hull[i].rank - hull[i - 1].rank);
-    const auto slope = static_cast<float>(weight * (hull[i].energy - hull[i - 1].energy) / length);
+  for (size_t i = 1; i < hull->size(); ++i) {
+    const Point &from = (*hull)[i - 1], &to = (*hull)[i];
+    const auto length = static_cast<uint32_t>(to.rank - from.rank);
+    const auto slope = static_cast<float>(weight * (to.energy - from.energy) / length);
     out->push_back({std::bit_cast<uint32_t>(slope + 0.0f), token, length});
   }
 }
@@ -150,9 +160,10 @@ Ranks energy_fill(const float* coefficients, int64_t stride, std::span<const dou
   require_feasible(l, weights.size());
   std::vector<Segment> segments;
   segments.reserve(weights.size() * static_cast<size_t>((l.most - l.least) / kStep + 1));
+  std::vector<Point> hull;
   for (size_t i = 0; i < weights.size(); ++i) {
     add_segments(coefficients + static_cast<int64_t>(i) * stride, weights[i],
-                 static_cast<uint32_t>(i), l, &segments);
+                 static_cast<uint32_t>(i), l, &hull, &segments);
   }
   // All segments above the bucket in which the budget ends are taken; only that one is sorted.
   constexpr int kShift = 16;
