@@ -64,7 +64,7 @@ class AttendWorkspace {
 
   struct State;
   State& state() { return *state_; }
-  ReadWorkspace& read() { return *read_; }  // what coded layers need instead; they reserve it
+  ReadWorkspace& read() { return *read_; }        // what coded layers need instead; they reserve it
   RankedWorkspace& ranked() { return *ranked_; }  // the same of ranked layers
   uint64_t allocated_bytes() const;
 

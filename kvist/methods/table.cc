@@ -24,20 +24,9 @@ extern constinit const Method varrate;
 
 std::span<const Method* const> methods() {
   static constexpr const Method* kMethods[] = {
-      &twinkv,
-      &varrate,
-      &readkv,
-      &streamingllm,
-      &snapkv,
-      &pyramidkv,
-      &adakv,
-      &h2o,
-      &keydiff,
-      &expected_attention,
-      &kvzip,
-      &fisher,
-      &knorm,
-      &random_control,
+      &twinkv,    &varrate, &readkv, &streamingllm,   &snapkv,
+      &pyramidkv, &adakv,   &h2o,    &keydiff,        &expected_attention,
+      &kvzip,     &fisher,  &knorm,  &random_control,
   };
   return kMethods;
 }

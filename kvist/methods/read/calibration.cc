@@ -77,9 +77,8 @@ uint64_t ReadCalibration::charged_bytes() const {
 
 void ReadCalibration::check_fits(const ReadSource& other) const {
   if (source == other) return;
-  throw Error(ErrorKind::invalid_argument,
-              str("the calibration was measured on ", name_of(source), "; it is to be used on ",
-                  name_of(other)));
+  throw Error(ErrorKind::invalid_argument, str("the calibration was measured on ", name_of(source),
+                                               "; it is to be used on ", name_of(other)));
 }
 
 void calibration_fixed_keys(const ReadCalibration& calibration, int layer, std::span<float> out) {
