@@ -31,7 +31,7 @@ Comparison example() {
     row.construct_ms = static_cast<double>(i) * 50;
     row.decode_tok_s = 20;
     row.distance = {static_cast<double>(i) * 0.01, 1 - static_cast<double>(i) * 0.25, 4};
-    if (i == 1) row.reads = {.numbers = 100, .key_bits = 150, .value_bits = 75};
+    if (i == 1) row.reads.numbers = 100, row.reads.key_bits = 150, row.reads.value_bits = 75;
     row.answers.push_back({});
     row.answers[0].question = "What?";
     row.answers[0].text = str("The \"answer\" & ", i);
