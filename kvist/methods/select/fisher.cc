@@ -56,6 +56,25 @@ double dot(const std::vector<double>& a, const double* b) {
   return sum;
 }
 
+// v^T gram v of every row, [n].
+std::vector<double> squares(const std::vector<double>& gram, const float* rows, int n, int d,
+                            ThreadPool& pool) {
+  constexpr int kPart = 256;
+  std::vector<double> out(static_cast<size_t>(n), 0.0);
+  pool.parallel_for((n + kPart - 1) / kPart, [&](int64_t part) {
+    const int begin = static_cast<int>(part) * kPart, count = std::min(kPart, n - begin);
+    const float* from = rows + int64_t{begin} * d;
+    std::vector<double> products(static_cast<size_t>(count));
+    for (int i = 0; i < d; ++i) {
+      kernels::row_dots(from, count, d, gram.data() + int64_t{i} * d, products.data());
+      for (int t = 0; t < count; ++t)
+        out[static_cast<size_t>(begin + t)] +=
+            static_cast<double>(from[t * d + i]) * products[static_cast<size_t>(t)];
+    }
+  });
+  return out;
+}
+
 // softmax(scale q . k) over the first `seen` keys, [seen].
 std::vector<double> attention(const float* q, const float* keys, int seen, int d, double scale) {
   std::vector<double> weights(static_cast<size_t>(seen));
@@ -101,11 +120,7 @@ Scores fisher_signal(const LayerInput& layer, int window) {
     std::vector<double>& sum = scores.emplace_back(size, 0.0);
     for (int g = 0; g < group; ++g) {
       const std::vector<double>& gram = all_grams[static_cast<size_t>(head * group + g)];
-      std::vector<double> length(size);  // v^T gram v
-      layer.pool->parallel_for(n, [&](int64_t t) {
-        const std::vector<double> v(values.data() + t * d, values.data() + (t + 1) * d);
-        length[static_cast<size_t>(t)] = dot(times(gram, v.data(), v.size()), v.data());
-      });
+      const std::vector<double> length = squares(gram, values.data(), n, d, *layer.pool);
       std::vector<std::vector<double>> parts(static_cast<size_t>(window));
       layer.pool->parallel_for(window, [&](int64_t row) {
         const int seen = n - window + static_cast<int>(row) + 1;
