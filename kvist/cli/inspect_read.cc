@@ -169,6 +169,7 @@ json certificate_json(const LayerCertificate& c) {
 json view_json(const Loaded& loaded, const Context& context, const ReadInspection& options,
                const View& view, const Timings& timings) {
   Report report;
+  report.n_tokens = loaded.session->n_prompt();
   report.timings = timings;
   report.stage.bytes = view.bytes;
   report.kept = kept_counts(loaded.session->prefix());
