@@ -3,32 +3,15 @@
 #include "kvist/cli/comparison.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "kvist/cli/terminal.h"
 #include "kvist/cli/version.h"
 #include "kvist/core/error.h"
+#include "kvist/eval/logit_stats.h"
 #include "kvist/kernels/targets.h"
 
 namespace kvist {
 namespace {
-
-double log_of_sum(std::span<const float> logits) {
-  const double top = static_cast<double>(*std::max_element(logits.begin(), logits.end()));
-  double sum = 0;
-  for (float x : logits) sum += std::exp(static_cast<double>(x) - top);
-  return top + std::log(sum);
-}
-
-double divergence(std::span<const float> p, std::span<const float> q) {
-  const double p_log_sum = log_of_sum(p), q_log_sum = log_of_sum(q);
-  double kl = 0;
-  for (size_t i = 0; i < p.size(); ++i) {
-    const double log_p = static_cast<double>(p[i]) - p_log_sum;
-    kl += std::exp(log_p) * (log_p - (static_cast<double>(q[i]) - q_log_sum));
-  }
-  return std::max(0.0, kl);
-}
 
 std::string rate(double tok_s) { return tok_s > 0 ? fmt::format("{:.1f}", tok_s) : "–"; }
 
@@ -75,10 +58,11 @@ Distance distance_of(std::span<const float> reference, std::span<const float> lo
   Distance d;
   const auto width = static_cast<size_t>(vocab);
   for (size_t at = 0; at + width <= reference.size(); at += width) {
-    const auto p = reference.subspan(at, width), q = logits.subspan(at, width);
-    d.kl += divergence(p, q);
-    d.same_top += std::max_element(p.begin(), p.end()) - p.begin() ==
-                  std::max_element(q.begin(), q.end()) - q.begin();
+    constexpr int32_t kAnyTarget = 0;  // what came is not looked at
+    const TokenDistance one =
+        distance_between(reference.subspan(at, width), logits.subspan(at, width), kAnyTarget);
+    d.kl += std::max(0.0, one.kl);
+    d.same_top += one.same_top;
     ++d.n_tokens;
   }
   if (d.n_tokens > 0) {
