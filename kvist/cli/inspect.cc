@@ -146,14 +146,7 @@ PictureText picture_text(const Loaded& loaded, const Survival& s) {
 
 nlohmann::json survival_json(const Loaded& loaded, const Context& context, const Survival& s,
                              const Session::Explanation& explanation, const Timings& timings) {
-  Report report;
-  report.n_tokens = loaded.session->n_prompt();
-  report.timings = timings;
-  report.stage.bytes = loaded.session->prefix().bytes();
-  report.kept = kept_counts(loaded.session->prefix());
-  nlohmann::json out = to_json(loaded, context, report);
-  out.erase("answers");
-  out.erase("decode_tok_s");
+  nlohmann::json out = inspection_json(loaded, context, timings, loaded.session->prefix().bytes());
   auto shares = nlohmann::json::array(), counts = nlohmann::json::array();
   for (size_t layer = 0; layer < s.kept.size(); ++layer) {
     auto layer_shares = nlohmann::json::array(), layer_counts = nlohmann::json::array();

@@ -93,14 +93,7 @@ int inspect_ranks(const std::vector<std::string>& pictures, Loaded& loaded,
                     {"share_of_bytes", layer.share_of_bytes}});
   }
   if (context.json) {
-    Report report;
-    report.n_tokens = ranks.n_tokens;
-    report.timings = timings;
-    report.stage.bytes = bytes;
-    report.kept = kept_counts(prefix);
-    nlohmann::json out = to_json(loaded, context, report);
-    out.erase("answers");
-    out.erase("decode_tok_s");
+    nlohmann::json out = inspection_json(loaded, context, timings, bytes);
     out["basis_rows"] = ranks.most;
     out["exact_rank"] = Ranks::kExact;
     out["layers"] = rows;

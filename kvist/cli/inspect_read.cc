@@ -168,14 +168,7 @@ json certificate_json(const LayerCertificate& c) {
 
 json view_json(const Loaded& loaded, const Context& context, const ReadInspection& options,
                const View& view, const Timings& timings) {
-  Report report;
-  report.n_tokens = loaded.session->n_prompt();
-  report.timings = timings;
-  report.stage.bytes = view.bytes;
-  report.kept = kept_counts(loaded.session->prefix());
-  json out = to_json(loaded, context, report);
-  out.erase("answers");
-  out.erase("decode_tok_s");
+  json out = inspection_json(loaded, context, timings, view.bytes);
   out.erase("construct_ms");
   out["question"] = options.question.empty() ? json() : json(options.question);
   out["query_position"] = view.depths.n_tokens - 1;

@@ -215,4 +215,17 @@ json to_json(const Loaded& loaded, const Context& context, const Report& report)
   return out;
 }
 
+json inspection_json(const Loaded& loaded, const Context& context, const Timings& timings,
+                     const Bytes& bytes) {
+  Report report;
+  report.n_tokens = loaded.session->n_prompt();
+  report.timings = timings;
+  report.stage.bytes = bytes;
+  report.kept = kept_counts(loaded.session->prefix());
+  json out = to_json(loaded, context, report);
+  out.erase("answers");
+  out.erase("decode_tok_s");
+  return out;
+}
+
 }  // namespace kvist

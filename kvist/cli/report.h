@@ -40,5 +40,8 @@ double median_tok_s(const std::vector<Answer>& answers);
 
 std::string summary(const Loaded& loaded, const Report& report);
 nlohmann::json to_json(const Loaded& loaded, const Context& context, const Report& report);
+// The same of a prefix that was looked at and not asked: `bytes` of it, no answers and no rates.
+nlohmann::json inspection_json(const Loaded& loaded, const Context& context, const Timings& timings,
+                               const Bytes& bytes);
 
 }  // namespace kvist
