@@ -59,6 +59,29 @@ HWY_INLINE void prefetch_row(const T* p) {
     __builtin_prefetch(reinterpret_cast<const char*>(p) + kAhead + at, 0, 2);
 }
 
+// Keys [first, first + 64) of `keys` as [head_dim][64]; past `end` the last key is repeated.
+HWY_INLINE void columns_of_block(const float* keys, int first, int end, int d,
+                                 float* HWY_RESTRICT out) {
+  const hn::CappedTag<float, 16> df;
+  const hn::RebindToSigned<decltype(df)> di;
+  const int lanes = static_cast<int>(hn::Lanes(df));
+  if (first + kBlock <= end) {
+    const auto index = hn::Mul(hn::Iota(di, 0), hn::Set(di, d));
+    const float* base = keys + static_cast<int64_t>(first) * d;
+    for (int t = 0; t < kBlock; t += lanes) {
+      for (int c = 0; c < d; ++c) {
+        hn::StoreU(hn::GatherIndex(df, base + static_cast<int64_t>(t) * d + c, index), df,
+                   out + c * kBlock + t);
+      }
+    }
+    return;
+  }
+  for (int t = 0; t < kBlock; ++t) {
+    const float* row = keys + static_cast<int64_t>(std::min(first + t, end - 1)) * d;
+    for (int c = 0; c < d; ++c) out[c * kBlock + t] = row[c];
+  }
+}
+
 // s[r][0, 64) = sum over c of q[r][c] * k[c][0, 64), summed in the order of c.
 template <typename T, int kRows, bool kStream = false>
 HWY_INLINE void score_tile(const T* HWY_RESTRICT k, int head_dim, const float* HWY_RESTRICT q,

@@ -46,28 +46,6 @@ namespace kvist::kernels {
 namespace HWY_NAMESPACE {
 namespace {
 
-// Keys [first, first + 64) of `keys` as [head_dim][64]; past `end` the last key is repeated.
-void transpose_block(const float* keys, int first, int end, int d, float* HWY_RESTRICT out) {
-  const hn::CappedTag<float, 16> df;
-  const hn::RebindToSigned<decltype(df)> di;
-  const int lanes = static_cast<int>(hn::Lanes(df));
-  if (first + kBlock <= end) {
-    const auto index = hn::Mul(hn::Iota(di, 0), hn::Set(di, d));
-    const float* base = keys + static_cast<int64_t>(first) * d;
-    for (int t = 0; t < kBlock; t += lanes) {
-      for (int c = 0; c < d; ++c) {
-        hn::StoreU(hn::GatherIndex(df, base + static_cast<int64_t>(t) * d + c, index), df,
-                   out + c * kBlock + t);
-      }
-    }
-    return;
-  }
-  for (int t = 0; t < kBlock; ++t) {
-    const float* row = keys + static_cast<int64_t>(std::min(first + t, end - 1)) * d;
-    for (int c = 0; c < d; ++c) out[c * kBlock + t] = row[c];
-  }
-}
-
 // Turns `count` logits into exp(logit - maximum); those past `visible` become 0.
 HWY_INLINE void exponentiate(float* HWY_RESTRICT x, int count, int visible, float* maximum,
                              float* sum) {
@@ -94,7 +72,7 @@ void ScoreSpan(const WindowPass& pass, int span, float* scratch) {
   const int end = std::min(begin + kSpan, pass.n_tokens);
   const int padded = (end - begin + kBlock - 1) / kBlock * kBlock;
   for (int first = begin; first < end; first += kBlock) {
-    transpose_block(pass.keys, first, end, pass.head_dim, scratch);
+    columns_of_block(pass.keys, first, end, pass.head_dim, scratch);
     for (int r = 0; r < pass.rows; r += kRowStep) {
       score_rows(scratch, pass.head_dim, pass.q + static_cast<int64_t>(r) * pass.head_dim,
                  std::min(kRowStep, pass.rows - r),

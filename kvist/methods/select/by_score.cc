@@ -23,6 +23,14 @@ constexpr int kChunk = 256;  // rows that a thread reads at a time
                   ": the ", what, " holds ", found, "; expected finite numbers"));
 }
 
+void require_finite(const LayerInput& layer, int head, int begin, const float* rows, int64_t n,
+                    const char* what) {
+  int64_t where = 0;
+  if (!kernels::find_nonfinite(rows, n, &where)) return;
+  refuse(layer, "head", head, begin + where / layer.head_dim, what,
+         static_cast<double>(rows[where]));
+}
+
 }  // namespace
 
 Selection keep_everything(const LayerInput& layer) {
@@ -40,12 +48,23 @@ Buffer<float> read_head(const LayerInput& layer, const HeadRows& from, int head,
     const int begin = static_cast<int>(chunk) * kChunk;
     from.read(head, begin, std::min(begin + kChunk, n), rows.data() + int64_t{begin} * d);
   });
-  int64_t where = 0;
-  if (kernels::find_nonfinite(rows.data(), int64_t{n} * d, &where)) {
-    refuse(layer, "head", head, where / d, what,
-           static_cast<double>(rows[static_cast<size_t>(where)]));
-  }
+  require_finite(layer, head, 0, rows.data(), int64_t{n} * d, what);
   return rows;
+}
+
+void for_each_chunk(const LayerInput& layer, const HeadRows& from, const char* what, int first,
+                    const std::function<void(const HeadChunk&)>& body) {
+  const int d = layer.head_dim;
+  const int64_t chunks = (layer.n_tokens - first + kChunk - 1) / kChunk;
+  layer.pool->parallel_for(layer.kv_heads * chunks, [&](int64_t item) {
+    const auto head = static_cast<int>(item / chunks);
+    const int begin = first + static_cast<int>(item % chunks) * kChunk;
+    const int end = std::min(begin + kChunk, layer.n_tokens);
+    std::vector<float> rows(static_cast<size_t>(kChunk) * static_cast<size_t>(d));
+    from.read(head, begin, end, rows.data());
+    require_finite(layer, head, begin, rows.data(), int64_t{end - begin} * d, what);
+    body({head, begin, end, rows.data()});
+  });
 }
 
 TensorView<const float, 3> group_rows(const LayerInput& layer, TensorView<const float, 3> q,

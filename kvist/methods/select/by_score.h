@@ -3,6 +3,7 @@
 // each head's best.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <span>
 #include <utility>
@@ -26,6 +27,17 @@ Selection keep_everything(const LayerInput& layer);
 // Error(corrupt) naming layer, head and position of a number that is not finite; `what` is "key" or
 // "value".
 Buffer<float> read_head(const LayerInput& layer, const HeadRows& from, int head, const char* what);
+
+// Rows [begin, end) of one head.
+struct HeadChunk {
+  int head = 0, begin = 0, end = 0;
+  const float* rows = nullptr;  // [end - begin][head_dim]
+};
+
+// Calls body with rows [first, n_tokens) of every head in chunks of 256, in any order, on the
+// threads of the layer's pool. Throws as read_head does.
+void for_each_chunk(const LayerInput& layer, const HeadRows& from, const char* what, int first,
+                    const std::function<void(const HeadChunk&)>& body);
 
 // The q rows of the last `window` positions of a KV head's group, [window, group, head_dim].
 TensorView<const float, 3> group_rows(const LayerInput& layer, TensorView<const float, 3> q,

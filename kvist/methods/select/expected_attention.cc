@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <optional>
+#include <span>
 
 #include "kvist/core/error.h"
 #include "kvist/kernels/moments.h"
@@ -50,12 +52,13 @@ constexpr OptionSpec kOptions[] = {
 // Moments of one query head before RoPE, about a shift near the mean.
 struct Moments {
   std::vector<float> shift;
-  std::vector<double> first, second;  // [d], [d][d]
+  std::vector<double> first, second;  // [d], [d][d] of which the upper triangle counts
 };
 
 // mean and covariance of future queries, as the logits use them: scaled, in fp32.
 struct Gaussian {
-  std::vector<float> linear, quadratic;
+  std::vector<float> linear;
+  std::optional<kernels::QuadraticForm> quadratic;
 };
 
 class ExpectedAttention final : public Scorer {
@@ -77,8 +80,8 @@ class ExpectedAttention final : public Scorer {
   };
   Gaussian future(const Moments& moments, int64_t count, const PairRotation& rotation,
                   float logit_scale) const;
-  std::vector<double> group_attention(const LayerInput& layer, const Seen& seen, int head,
-                                      int64_t n_sink, const PairRotation& rotation) const;
+  std::vector<Gaussian> future_queries(const LayerInput& layer, const Seen& seen,
+                                       int64_t count) const;
 
   int64_t n_future_, n_sink_;
   bool covariance_, vnorm_;
@@ -129,42 +132,37 @@ Gaussian ExpectedAttention::future(const Moments& m, int64_t count, const PairRo
   for (double x : mean) gaussian.linear.push_back(static_cast<float>(x * scale));
   if (!covariance_) return gaussian;
   for (size_t i = 0; i < d; ++i) {
-    for (size_t j = 0; j < d; ++j) {
+    for (size_t j = i; j < d; ++j) {
       double& c = covariance[i * d + j];
       c = c / static_cast<double>(count) - centred[i] * centred[j];
+      covariance[j * d + i] = c;
     }
   }
   for (size_t i = 0; i < d; ++i) rotation.apply(covariance.data() + i * d);
   for (size_t j = 0; j < d; ++j) rotation.apply(covariance.data() + j, static_cast<int64_t>(d));
-  for (double x : covariance) gaussian.quadratic.push_back(static_cast<float>(x * scale * scale));
+  std::vector<float> scaled;
+  for (double x : covariance) scaled.push_back(static_cast<float>(x * scale * scale));
+  gaussian.quadratic.emplace(scaled.data(), static_cast<int>(d));
   return gaussian;
 }
 
-// Expected attention on the tokens after the sinks, the mean of a group's softmaxes.
-std::vector<double> ExpectedAttention::group_attention(const LayerInput& layer, const Seen& seen,
-                                                       int head, int64_t n_sink,
-                                                       const PairRotation& rotation) const {
-  const int group = layer.heads / layer.kv_heads, d = layer.head_dim;
-  const auto n = static_cast<int>(layer.n_tokens - n_sink);
-  const Buffer<float> keys = read_head(layer, *layer.keys, head, "key");
-  std::vector<std::vector<double>> softmaxes(static_cast<size_t>(group));
-  layer.pool->parallel_for(group, [&](int64_t g) {
-    const Moments& moments = seen.heads[static_cast<size_t>(head * group + g)];
-    const Gaussian q = future(moments, n, rotation, layer.logit_scale);
-    std::vector<double>& z = softmaxes[static_cast<size_t>(g)];
-    z.resize(static_cast<size_t>(n));
-    kernels::expected_logits(keys.data() + n_sink * d, n, d, q.linear.data(),
-                             covariance_ ? q.quadratic.data() : nullptr, z.data());
-    const double top = *std::max_element(z.begin(), z.end());
-    double sum = 0;
-    for (double& x : z) sum += x = std::exp(x - top);
-    for (double& x : z) x /= sum;
+// Of every query head, from `count` positions seen.
+std::vector<Gaussian> ExpectedAttention::future_queries(const LayerInput& layer, const Seen& seen,
+                                                        int64_t count) const {
+  const PairRotation rotation = PairRotation::mean(*layer.rope, layer.n_tokens, n_future_);
+  std::vector<Gaussian> queries(static_cast<size_t>(layer.heads));
+  layer.pool->parallel_for(layer.heads, [&](int64_t head) {
+    const auto h = static_cast<size_t>(head);
+    queries[h] = future(seen.heads[h], count, rotation, layer.logit_scale);
   });
-  std::vector<double> mean(static_cast<size_t>(n), 0.0);
-  for (const auto& p : softmaxes) {
-    for (size_t i = 0; i < mean.size(); ++i) mean[i] += p[i] / group;
-  }
-  return mean;
+  return queries;
+}
+
+void softmax(std::span<double> z) {
+  const double top = *std::max_element(z.begin(), z.end());
+  double sum = 0;
+  for (double& x : z) sum += x = std::exp(x - top);
+  for (double& x : z) x /= sum;
 }
 
 Scores ExpectedAttention::score(const LayerInput& layer, int) {
@@ -180,22 +178,37 @@ Scores ExpectedAttention::score(const LayerInput& layer, int) {
                 str("expected_attention, layer ", layer.layer,
                     ": needs the model's RoPE: frequencies, or theta"));
   }
-  const int64_t n_sink = std::min<int64_t>(n_sink_, n);
+  const auto n_sink = static_cast<int>(std::min<int64_t>(n_sink_, n));
+  const int counted = n - n_sink, group = layer.heads / layer.kv_heads;
   Scores scores(static_cast<size_t>(layer.kv_heads));
-  if (n_sink < n) {
-    const PairRotation rotation = PairRotation::mean(*layer.rope, n, n_future_);
-    std::vector<double> norms(static_cast<size_t>(n));
-    for (int head = 0; head < layer.kv_heads; ++head) {
-      std::vector<double>& out = scores[static_cast<size_t>(head)];
-      out = group_attention(layer, seen, head, n_sink, rotation);
-      if (!vnorm_) continue;
-      const Buffer<float> values = read_head(layer, *layer.values, head, "value");
-      kernels::row_norms(values.data(), n, layer.head_dim, norms.data());
-      for (size_t i = 0; i < out.size(); ++i)
-        out[i] = (out[i] + epsilon_) * norms[i + static_cast<size_t>(n_sink)];
+  if (counted > 0) {
+    const std::vector<Gaussian> queries = future_queries(layer, seen, counted);
+    std::vector<std::vector<double>> z(queries.size());
+    for (auto& head : z) head.resize(static_cast<size_t>(counted));
+    for_each_chunk(layer, *layer.keys, "key", n_sink, [&](const HeadChunk& keys) {
+      for (int head = keys.head * group; head < (keys.head + 1) * group; ++head) {
+        const auto h = static_cast<size_t>(head);
+        kernels::expected_logits(
+            keys.rows, keys.end - keys.begin, layer.head_dim, queries[h].linear.data(),
+            covariance_ ? &*queries[h].quadratic : nullptr, z[h].data() + (keys.begin - n_sink));
+      }
+    });
+    layer.pool->parallel_for(layer.heads, [&](int64_t h) { softmax(z[static_cast<size_t>(h)]); });
+    for (auto& head : scores) head.resize(static_cast<size_t>(counted));
+    for (size_t h = 0; h < z.size(); ++h) {
+      std::vector<double>& mean = scores[h / static_cast<size_t>(group)];
+      for (size_t i = 0; i < mean.size(); ++i) mean[i] += z[h][i] / group;
+    }
+    if (vnorm_) {
+      for_each_chunk(layer, *layer.values, "value", n_sink, [&](const HeadChunk& values) {
+        std::vector<double> norms(static_cast<size_t>(values.end - values.begin));
+        kernels::row_norms(values.rows, values.end - values.begin, layer.head_dim, norms.data());
+        double* out = scores[static_cast<size_t>(values.head)].data() + (values.begin - n_sink);
+        for (size_t i = 0; i < norms.size(); ++i) out[i] = (out[i] + epsilon_) * norms[i];
+      });
     }
   }
-  const double protect = n_sink < n ? above_all(scores) : 1;
+  const double protect = counted > 0 ? above_all(scores) : 1;
   for (auto& head : scores) head.insert(head.begin(), static_cast<size_t>(n_sink), protect);
   return scores;
 }
