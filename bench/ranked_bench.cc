@@ -87,7 +87,7 @@ struct Layers {
       const RankedCode code = random_code(c, rng);
       if (tokens == nullptr) tokens = std::make_shared<RankedTokens>(code);
       coded.push_back(
-          std::make_unique<RankedLayer>(shape, tokens, runs, code, c.format, sigma.data()));
+          std::make_unique<RankedLayer>(shape, tokens, runs, code, c.format, sigma.data(), pool));
       coded.back()->keep_key_norms(measure_residuals(view(i), pool));
       expanded.push_back(expand_keys(view(i), UINT64_MAX, pool));
     }

@@ -288,8 +288,8 @@ TEST_F(GoldenVarRate, CodesResiduals) {
     const auto e = residuals(z, 384, sets, neighbours, 4);
     const kernels::PackedRows rows(basis.rows.data(), 384, 384, 384);
     std::vector<float> all(sets.coded.size() * 384), coefficients, error, squares;
-    kernels::dot_products(e.data(), static_cast<int>(sets.coded.size()), 384, rows, 384, all.data(),
-                          384);
+    kernels::DotProducts products(rows);
+    products(e.data(), static_cast<int>(sets.coded.size()), 384, 384, all.data(), 384);
     for (size_t i = 0; i < sets.coded.size(); ++i) {
       const auto rank = static_cast<size_t>(ranks[i]);
       coefficients.insert(coefficients.end(), all.data() + i * 384, all.data() + i * 384 + rank);

@@ -49,8 +49,9 @@ struct Layer {
     basis.eigenvalues.assign(kWidth, 1.0f);
     encode(suite, item);
     sigma = row_sigmas(basis.eigenvalues);
+    ThreadPool pool(1);
     layer = std::make_unique<RankedLayer>(shape, std::make_shared<RankedTokens>(code), runs, code,
-                                          format, sigma.data());
+                                          format, sigma.data(), pool);
     view = {.layer = layer.get(), .basis = &basis, .sigma = sigma.data(), .rotations = &rotations};
   }
 
@@ -203,7 +204,9 @@ TEST_F(GoldenVarRateRead, BlocksOfCoefficients) {
     dense.reserve(1);
     dense.resize(1);
     const std::vector<kernels::KvRun> runs(kKvHeads, dense.run(0));
-    const RankedLayer layer(shape, std::make_shared<RankedTokens>(code), runs, code, {}, nullptr);
+    ThreadPool pool(2);
+    const RankedLayer layer(shape, std::make_shared<RankedTokens>(code), runs, code, {}, nullptr,
+                            pool);
     EXPECT_EQ(layer.shift(), item["params"]["scale_log2"]);
     std::vector<uint8_t> payload, order;
     std::vector<int32_t> offsets;

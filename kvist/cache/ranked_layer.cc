@@ -25,13 +25,6 @@ f16 rounded_up(float x) {
   return y;
 }
 
-template <typename T>
-Buffer<T> filled(const std::vector<T>& from) {
-  Buffer<T> to(from.size());
-  std::copy(from.begin(), from.end(), to.begin());
-  return to;
-}
-
 }  // namespace
 
 RankedTokens::RankedTokens(const RankedCode& code)
@@ -65,7 +58,7 @@ Bytes RankedTokens::bytes() const {
 
 RankedLayer::RankedLayer(const KvShape& shape, std::shared_ptr<const RankedTokens> tokens,
                          std::span<const kernels::KvRun> runs, const RankedCode& code,
-                         const CoefficientFormat& format, const float* sigma)
+                         const CoefficientFormat& format, const float* sigma, ThreadPool& pool)
     : shape_(shape),
       tokens_(std::move(tokens)),
       format_(format),
@@ -83,15 +76,21 @@ RankedLayer::RankedLayer(const KvShape& shape, std::shared_ptr<const RankedToken
   if (format.tree()) gains_ = Buffer<f16>(n);
   if (code.causal) counts_ = Buffer<uint8_t>(n);
   offsets_ = Buffer<uint32_t>(static_cast<size_t>(n_blocks()));
-  std::vector<uint8_t> payload;
-  for (int block = 0; block < n_blocks(); ++block) {
+  std::vector<std::vector<uint8_t>> payloads(static_cast<size_t>(n_blocks()));
+  pool.parallel_for(n_blocks(), [&](int64_t block) {
+    store_block(code, static_cast<int>(block), sigma, &payloads[static_cast<size_t>(block)]);
+  });
+  size_t size = 0;
+  for (size_t block = 0; block < payloads.size(); ++block) {
     const size_t unit = static_cast<size_t>(format.unit());
-    if (payload.size() / unit > UINT32_MAX)
+    if (size / unit > UINT32_MAX)
       throw Error(ErrorKind::exhausted, "the coefficients of a layer take more than 32 bits count");
-    offsets_[static_cast<size_t>(block)] = static_cast<uint32_t>(payload.size() / unit);
-    store_block(code, block, sigma, &payload);
+    offsets_[block] = static_cast<uint32_t>(size / unit);
+    size += payloads[block].size();
   }
-  payload_ = filled(payload);
+  payload_ = Buffer<uint8_t>(size);
+  uint8_t* to = payload_.data();
+  for (const auto& payload : payloads) to = std::copy(payload.begin(), payload.end(), to);
 }
 
 void RankedLayer::keep_key_norms(std::span<const float> key_norms) {
@@ -150,6 +149,11 @@ void RankedLayer::store_block(const RankedCode& code, int block, const float* si
             static_cast<uint8_t>((index >> b & 1) << bit % 8);
     }
   }
+  size_t size = 0;
+  for (int i = 0; i < n; ++i)
+    for (int left = ranks(block)[i]; left > 0; left -= kRankChunk)
+      size += static_cast<size_t>(format_.row_bytes(std::min(left, kRankChunk)));
+  payload->reserve(size);
   for (int chunk = 0; chunk * kRankChunk < ranks(block)[0]; ++chunk)
     store_chunk(code, block, chunk, sigma, payload);
 }
@@ -163,6 +167,7 @@ void RankedLayer::store_chunk(const RankedCode& code, int block, int chunk, cons
   };
   uint8_t codes[kRankChunk], packed[kRankChunk];
   std::vector<uint8_t> rows;
+  const float by = std::ldexp(1.0f, -shift_);
   for (int i = 0; i < block_tokens(block) && ranks(block)[i] > row; ++i) {
     const auto all = code.coefficients_of(static_cast<size_t>(first + order(block)[i]));
     const auto x = all.subspan(static_cast<size_t>(row),
@@ -172,10 +177,9 @@ void RankedLayer::store_chunk(const RankedCode& code, int block, int chunk, cons
       continue;
     }
     if (format_.bits == 16) {
-      for (const float y : x) {
-        const f16 half = to_f16(std::ldexp(y, -shift_));
-        append(&half, sizeof half);
-      }
+      f16 halves[kRankChunk];
+      kernels::narrow_f16(x.data(), static_cast<int64_t>(x.size()), by, halves);
+      append(halves, x.size() * sizeof(f16));
       continue;
     }
     if (format_.tree()) {

@@ -45,7 +45,7 @@ class RankedLayer {
   // `code` is as require_codable() wants it. sigma [basis rows], for tree codes.
   RankedLayer(const KvShape& shape, std::shared_ptr<const RankedTokens> tokens,
               std::span<const kernels::KvRun> runs, const RankedCode& code,
-              const CoefficientFormat& format, const float* sigma);
+              const CoefficientFormat& format, const float* sigma, ThreadPool& pool);
   // [coded][kv_heads] bounds of the length of what coefficients add to a key, for skipping; kept
   // rounded up to f16.
   void keep_key_norms(std::span<const float> key_norms);

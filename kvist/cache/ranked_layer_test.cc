@@ -92,7 +92,9 @@ TEST(RankedLayer, CodesComeBackAtEveryWidth) {
 TEST(RankedLayer, ShiftTakesCoefficientsThatF16CannotHold) {
   RankedTestLayer made(RankedCase{});
   for (float& x : made.code.coefficients) x *= 1e8f;
-  const RankedLayer layer(made.shape, made.tokens, made.runs, made.code, {}, made.sigma.data());
+  ThreadPool pool(2);
+  const RankedLayer layer(made.shape, made.tokens, made.runs, made.code, {}, made.sigma.data(),
+                          pool);
   EXPECT_GT(layer.shift(), 10);
   const RankedCode back = layer.decode(made.sigma.data());
   for (size_t i = 0; i < back.coefficients.size(); ++i)
@@ -165,7 +167,8 @@ TEST(RankedLayer, TakesAFifthOfTheCacheAndLittleMore) {
   for (int head = 0; head < 3; ++head) runs.push_back(dense.run(head));
   const auto tokens = std::make_shared<const RankedTokens>(code);
   const auto share = [&](const CoefficientFormat& format) {
-    RankedLayer layer(shape, tokens, runs, code, format, nullptr);
+    ThreadPool pool(2);
+    RankedLayer layer(shape, tokens, runs, code, format, nullptr, pool);
     layer.keep_key_norms(std::vector<float>(static_cast<size_t>(n * 3), 1.0f));  // for skipping
     const Bytes bytes = layer.bytes();
     EXPECT_LE(static_cast<double>(bytes.allocated), 1.02 * static_cast<double>(bytes.stored()));

@@ -51,11 +51,11 @@ void RankedPrefix::encode(const RankedCode& code, std::span<const kernels::KvRun
                           ThreadPool& pool) {
   const int index = n_layers();
   KVIST_ASSERT(index < std::ssize(model_->basis().layers) && code.n_tokens == n_tokens_);
-  require_codable(code, index, storage_.format, model_->sigmas(index));
+  require_codable(code, index, storage_.format, model_->sigmas(index), pool);
   if (tokens_ == nullptr || !tokens_->divides(code))
     tokens_ = std::make_shared<const RankedTokens>(code);
-  layers_.push_back(
-      {.coded = RankedLayer(shape_, tokens_, runs, code, storage_.format, model_->sigma(index))});
+  layers_.push_back({.coded = RankedLayer(shape_, tokens_, runs, code, storage_.format,
+                                          model_->sigma(index), pool)});
   RankedView view = this->view(index);
   if (storage_.skip) {
     view.skip = false;

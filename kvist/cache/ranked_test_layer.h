@@ -56,7 +56,8 @@ class RankedTestLayer {
     sigma = row_sigmas(basis.eigenvalues);
     tiles = key_tiles_of(basis, shape);
     tokens = std::make_shared<const RankedTokens>(code);
-    layer = std::make_unique<RankedLayer>(shape, tokens, runs, code, of.format, sigma.data());
+    ThreadPool pool(1);
+    layer = std::make_unique<RankedLayer>(shape, tokens, runs, code, of.format, sigma.data(), pool);
   }
 
   RankedView view() const {

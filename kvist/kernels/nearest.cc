@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -18,6 +19,15 @@
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
 #include "kvist/kernels/products-inl.h"
+
+#ifndef KVIST_KERNELS_NEAREST_ONCE
+#define KVIST_KERNELS_NEAREST_ONCE
+namespace kvist::kernels {
+namespace {
+constexpr int kLeast = 16;  // smallest scores that a pass notes
+}  // namespace
+}  // namespace kvist::kernels
+#endif
 
 HWY_BEFORE_NAMESPACE();
 namespace kvist::kernels {
@@ -70,21 +80,25 @@ double Centre(const float* x, const float* mean, int width, float* out) {
   return sum;
 }
 
-// out[i * out_stride + j] = norms[j] - 2 a_i . b_j for all j of the packed rows, padded.
-void ScoreRows(const float* a, int rows, const PackedRows* b, const float* norms, float* out,
-               int64_t out_stride) {
+// x[j] = norms[j] - 2 x[j] for j < n, infinite from there to a multiple of 32; least[l] the
+// smallest of those with j mod 16 = l.
+void ScoresOfProducts(const float* norms, int n, float* x, float* least) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
   const PanelFloats df;
   const int lanes = static_cast<int>(hn::Lanes(df));
-  const auto minus_two = hn::Set(df, -2.0f);
-  for (int j = 0; j < b->padded(); j += kPanelRows) {
-    panel_products(a, rows, b->width(), b->panel(j / kPanelRows), b->width(), out + j, out_stride);
-    for (int r = 0; r < rows; ++r) {
-      float* row = out + r * out_stride + j;
-      for (int l = 0; l < kPanelRows; l += lanes) {
-        const auto dot = hn::Mul(minus_two, hn::LoadU(df, row + l));
-        hn::StoreU(hn::Add(dot, hn::LoadU(df, norms + j + l)), df, row + l);
-      }
+  const auto two = hn::Set(df, 2.0f);
+  std::fill_n(least, kLeast, kInfinity);
+  int j = 0;
+  for (; j + kLeast <= n; j += kLeast) {
+    for (int l = 0; l < kLeast; l += lanes) {
+      const auto score = hn::NegMulAdd(two, hn::LoadU(df, x + j + l), hn::LoadU(df, norms + j + l));
+      hn::StoreU(score, df, x + j + l);
+      hn::StoreU(hn::Min(score, hn::LoadU(df, least + l)), df, least + l);
     }
+  }
+  for (; j % kPanelRows != 0 || j < n; ++j) {
+    x[j] = j < n ? norms[j] - 2 * x[j] : kInfinity;
+    least[j % kLeast] = std::min(least[j % kLeast], x[j]);
   }
 }
 
@@ -102,23 +116,6 @@ int Within(const float* x, int n, float limit, int32_t* out) {
   return found;
 }
 
-// The `count` smallest of x [n], ascending, into least [count].
-void Smallest(const float* x, int n, int count, float* least) {
-  const PanelFloats df;
-  const int lanes = static_cast<int>(hn::Lanes(df));
-  std::fill(least, least + count, std::numeric_limits<float>::infinity());
-  float& last = least[count - 1];
-  for (int j = 0; j < n; j += lanes) {
-    if (hn::AllFalse(df, hn::Lt(hn::LoadU(df, x + j), hn::Set(df, last)))) continue;
-    for (int l = j; l < j + lanes; ++l) {
-      if (!(x[l] < last)) continue;
-      int at = count - 1;
-      for (; at > 0 && least[at - 1] > x[l]; --at) least[at] = least[at - 1];
-      least[at] = x[l];
-    }
-  }
-}
-
 }  // namespace
 }  // namespace HWY_NAMESPACE
 }  // namespace kvist::kernels
@@ -129,11 +126,10 @@ namespace kvist::kernels {
 namespace {
 HWY_EXPORT(SquaredDistance);
 HWY_EXPORT(Centre);
-HWY_EXPORT(ScoreRows);
+HWY_EXPORT(ScoresOfProducts);
 HWY_EXPORT(Within);
-HWY_EXPORT(Smallest);
 
-constexpr int kQueryBlock = 48;  // rows that share one pass over the panels
+constexpr int kQueryBlock = 64;  // rows that share one pass over the panels
 
 struct Search {
   const float* rows = nullptr;
@@ -141,7 +137,7 @@ struct Search {
   bool earlier = false;
   std::span<const int32_t> among;
   std::vector<float> mean;   // [width] of the candidates
-  std::vector<float> norms;  // [padded] of the centred candidates; infinite past their number
+  std::vector<float> norms;  // of the centred candidates
   double longest = 0;        // norm of a centred candidate
   const PackedRows* packed = nullptr;
 
@@ -150,14 +146,14 @@ struct Search {
 };
 
 // Most by which the score of a query whose centred row is `length` long can differ from the exact
-// squared distance less the query's squared length. u = 2^-24 is the rounding of one operation: the
-// width + 1 of a product, twice; the norm and its sum with the product; centring, which moves both
+// squared distance less the query's squared length. u = 2^-24 is the rounding of one operation: a
+// product's own error, twice; the norm and its sum with the product; centring, which moves both
 // ends of a difference of at most length + longest. The last factor covers the terms in u^2.
 double Search::error(double length) const {
   constexpr double kUnit = 0x1p-24;
   const double product = length * longest, both = length + longest;
-  return kUnit * 1.05 *
-         (2 * (width + 1) * product + 2 * longest * longest + 2 * product + 2 * both * both);
+  return 1.05 * (2 * packed->unit() * product +
+                 kUnit * (2 * longest * longest + 2 * product + 2 * both * both));
 }
 
 struct Found {
@@ -167,25 +163,42 @@ struct Found {
 
 // Scratch of one worker.
 struct Work {
-  std::vector<float> centred, scores, least;
+  std::vector<float> centred, scores, ranked;
   std::vector<int32_t> near;
   std::vector<Found> found;
 };
 
-// scores [padded] of one query; returns how many distances were measured directly.
-int64_t decide(const Search& s, int32_t query, double length, const float* scores, int usable,
-               Work& work, uint16_t* out) {
+// The smallest float not below x + band.
+float above(float x, double band) {
+  return std::nextafter(static_cast<float>(static_cast<double>(x) + band),
+                        std::numeric_limits<float>::infinity());
+}
+
+// scores [usable, padded] of one query, least [16] the smallest of each lane; returns how many
+// distances were measured directly.
+int64_t decide(const Search& s, int32_t query, double length, const float* scores, float* least,
+               int usable, Work& work, uint16_t* out) {
   const int count = std::min(s.count, usable);
   std::fill_n(out, s.count, uint16_t{0});
   if (count == 0) return 0;
   const int padded = (usable + kPanelRows - 1) / kPanelRows * kPanelRows;
-  HWY_DYNAMIC_DISPATCH(Smallest)(scores, padded, count, work.least.data());
   const double band = 2 * s.error(length);
-  // Rounded up, so that the limit never excludes what the band includes.
-  const float limit =
-      std::nextafter(static_cast<float>(static_cast<double>(work.least[count - 1]) + band),
-                     std::numeric_limits<float>::infinity());
-  const int n_near = HWY_DYNAMIC_DISPATCH(Within)(scores, padded, limit, work.near.data());
+  // At least `count` scores are no larger than this, so that none of the nearest lies above.
+  float most = std::numeric_limits<float>::infinity();
+  if (count <= kLeast) {
+    std::nth_element(least, least + count - 1, least + kLeast);
+    most = least[count - 1];
+  }
+  int n_near = HWY_DYNAMIC_DISPATCH(Within)(scores, padded, above(most, band), work.near.data());
+  const auto at = [&](int i) { return scores[work.near[static_cast<size_t>(i)]]; };
+  n_near = static_cast<int>(std::min<int64_t>(n_near, usable));
+  work.ranked.clear();
+  for (int i = 0; i < n_near; ++i) work.ranked.push_back(at(i));
+  std::nth_element(work.ranked.begin(), work.ranked.begin() + (count - 1), work.ranked.end());
+  const float limit = above(work.ranked[static_cast<size_t>(count - 1)], band);
+  n_near = static_cast<int>(std::remove_if(work.near.begin(), work.near.begin() + n_near,
+                                           [&](int32_t j) { return scores[j] > limit; }) -
+                            work.near.begin());
   work.found.clear();
   for (int i = 0; i < n_near; ++i)
     work.found.push_back({static_cast<double>(scores[work.near[i]]), work.near[i]});
@@ -239,19 +252,18 @@ void nearest_rows(const float* rows, int width, std::span<const int32_t> among,
     s.norms.push_back(static_cast<float>(norm));
     s.longest = std::max(s.longest, std::sqrt(norm));
   }
-  const PackedRows packed(centred.data(), n, width, width);
+  const PackedRows packed(centred.data(), n, width, width, PackedRows::Products::fast);
   s.packed = &packed;
   const auto padded = static_cast<size_t>(packed.padded());
-  s.norms.resize(padded, std::numeric_limits<float>::infinity());
 
   const auto n_queries = static_cast<int64_t>(queries.size());
   const int64_t n_blocks = (n_queries + kQueryBlock - 1) / kQueryBlock;
   std::atomic<int64_t> next{0}, direct{0};
   pool.run([&](Worker) {
     Work work;
+    DotProducts products(packed);
     work.centred.resize(static_cast<size_t>(kQueryBlock) * static_cast<size_t>(width));
     work.scores.resize(kQueryBlock * padded);
-    work.least.resize(static_cast<size_t>(count));
     work.near.resize(padded);
     for (int64_t block = next++; block < n_blocks; block = next++) {
       const int64_t begin = block * kQueryBlock;
@@ -263,21 +275,20 @@ void nearest_rows(const float* rows, int width, std::span<const int32_t> among,
             work.centred.data() + static_cast<int64_t>(r) * width);
         lengths[r] = std::sqrt(norm);
       }
-      HWY_DYNAMIC_DISPATCH(ScoreRows)
-      (work.centred.data(), block_rows, &packed, s.norms.data(), work.scores.data(),
-       static_cast<int64_t>(padded));
+      products(work.centred.data(), block_rows, width, n, work.scores.data(),
+               static_cast<int64_t>(padded));
       int64_t measured = 0;
       for (int r = 0; r < block_rows; ++r) {
         const int32_t query = queries[static_cast<size_t>(begin + r)];
         float* scores = work.scores.data() + static_cast<size_t>(r) * padded;
         int usable = n;
-        if (earlier) {
+        if (earlier)
           usable =
               static_cast<int>(std::lower_bound(among.begin(), among.end(), query) - among.begin());
-          const int end = (usable + kPanelRows - 1) / kPanelRows * kPanelRows;
-          std::fill(scores + usable, scores + end, std::numeric_limits<float>::infinity());
-        }
-        measured += decide(s, query, lengths[r], scores, usable, work, out + (begin + r) * count);
+        float least[kLeast];
+        HWY_DYNAMIC_DISPATCH(ScoresOfProducts)(s.norms.data(), usable, scores, least);
+        measured +=
+            decide(s, query, lengths[r], scores, least, usable, work, out + (begin + r) * count);
       }
       direct += measured;
     }

@@ -4,6 +4,10 @@
 
 #include <algorithm>
 
+#include "kvist/kernels/attend_internal.h"
+#include "kvist/kernels/products_tiles.h"
+#include "kvist/kernels/targets.h"
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kvist/kernels/products.cc"
 #include "hwy/foreach_target.h"
@@ -32,7 +36,15 @@ namespace {
 HWY_EXPORT(Products);
 }  // namespace
 
-PackedRows::PackedRows(const float* rows, int n, int width, int64_t stride) : n_(n), width_(width) {
+bool has_product_tiles() noexcept { return internal::cpu_has_amx() && avx512_allowed(); }
+
+PackedRows::PackedRows(const float* rows, int n, int width, int64_t stride, Products products)
+    : n_(n), width_(width) {
+  if (products == Products::fast && has_product_tiles()) {
+    tiles_ = Buffer<std::byte>(right_tiles_bytes(n, width));
+    make_right_tiles(rows, n, width, stride, tiles_.data());
+    return;
+  }
   panels_ = Buffer<float>(static_cast<size_t>(padded()) * static_cast<size_t>(width));
   for (int i = 0; i < n; ++i) {
     float* out =
@@ -41,9 +53,25 @@ PackedRows::PackedRows(const float* rows, int n, int width, int64_t stride) : n_
   }
 }
 
-void dot_products(const float* a, int rows, int64_t a_stride, const PackedRows& b, int columns,
-                  float* out, int64_t out_stride) noexcept {
-  HWY_DYNAMIC_DISPATCH(Products)(a, rows, a_stride, &b, columns, out, out_stride);
+double PackedRows::unit() const {
+  return tiles() != nullptr ? tile_unit(width_) : (width_ + 1) * 0x1p-24;
+}
+
+DotProducts::DotProducts(const PackedRows& b) : b_(&b) {
+  if (b.tiles() != nullptr) scratch_ = Buffer<std::byte>(tile_scratch_bytes(b.width()));
+}
+
+void DotProducts::operator()(const float* a, int rows, int64_t a_stride, int columns, float* out,
+                             int64_t out_stride) noexcept {
+  if (b_->tiles() == nullptr) {
+    HWY_DYNAMIC_DISPATCH(Products)(a, rows, a_stride, b_, columns, out, out_stride);
+    return;
+  }
+  const int whole = (columns + kPanelRows - 1) / kPanelRows * kPanelRows;
+  for (int r = 0; r < rows; r += kTileRowsAtOnce) {
+    tile_products(a + r * a_stride, std::min(kTileRowsAtOnce, rows - r), a_stride, b_->width(),
+                  b_->tiles(), whole, out + r * out_stride, out_stride, scratch_.data());
+  }
 }
 
 }  // namespace kvist::kernels

@@ -29,6 +29,17 @@ void widen_numbers(const f16* HWY_RESTRICT in, int64_t n, float by, float* HWY_R
   for (; i < n; ++i) out[i] = by * to_float(in[i]);
 }
 
+void narrow_numbers(const float* HWY_RESTRICT in, int64_t n, float by, f16* HWY_RESTRICT out) {
+  const hn::Rebind<hwy::float16_t, Floats> half;
+  const Vec factor = hn::Set(Floats(), by);
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    const Vec x = hn::Mul(factor, hn::LoadU(Floats(), in + i));
+    hn::StoreU(hn::DemoteTo(half, x), half, reinterpret_cast<hwy::float16_t*>(out + i));
+  }
+  for (; i < n; ++i) out[i] = to_f16(by * in[i]);
+}
+
 void mean_of_rows(const float* HWY_RESTRICT rows, const AnchorLists& anchors, int n, int width,
                   float* HWY_RESTRICT out) {
   for (int t = 0; t < n; ++t, out += width) {
@@ -394,6 +405,7 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace kvist::kernels {
 HWY_EXPORT(widen_numbers);
+HWY_EXPORT(narrow_numbers);
 HWY_EXPORT(mean_of_rows);
 HWY_EXPORT(add_rows);
 HWY_EXPORT(turn_all);
@@ -413,6 +425,9 @@ bool has_basis_tiles() noexcept { return internal::cpu_has_amx() && avx512_allow
 
 void widen_f16(const f16* in, int64_t n, float by, float* out) noexcept {
   HWY_DYNAMIC_DISPATCH(widen_numbers)(in, n, by, out);
+}
+void narrow_f16(const float* in, int64_t n, float by, f16* out) noexcept {
+  HWY_DYNAMIC_DISPATCH(narrow_numbers)(in, n, by, out);
 }
 void mean_rows(const float* rows, const AnchorLists& anchors, int n, int width,
                float* out) noexcept {

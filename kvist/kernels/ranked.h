@@ -14,6 +14,8 @@ inline constexpr int kCoefficients = 32;
 
 // n numbers, widened and multiplied by `scale`.
 void widen_f16(const f16* in, int64_t n, float scale, float* out) noexcept;
+// n numbers times `scale`, to the nearest f16, ties to even.
+void narrow_f16(const float* in, int64_t n, float scale, f16* out) noexcept;
 
 // The anchors of some tokens: token t has count[t] of them, at least 1, index[t * stride] on.
 struct AnchorLists {

@@ -128,7 +128,7 @@ struct Session::Impl {
   using Kept = std::vector<std::vector<int32_t>>;  // of a layer, by KV head
   std::vector<Kept> select(Session& session, Selector& selector, Explanation* explain,
                            const std::function<void(const Progress&)>& on_progress);
-  void rank_layer(const RankPlan& plan, int layer, RankedPrefix& to);
+  void rank_layer(const RankPlan& plan, int layer, RankedPrefix& to, EncodeScratch& scratch);
   void extend(int sequence, std::span<const int32_t> tokens, bool all, std::vector<float>* logits);
 
   Model& model;
@@ -477,9 +477,10 @@ void Session::encode(const RankPlan& plan, std::shared_ptr<const RankedModel> mo
   auto ranked = std::make_unique<RankedPrefix>(
       s.shape, s.n_prompt, std::move(model), s.rope,
       RankedPrefix::Storage{.format = format_of(plan), .skip = plan.skip});
+  EncodeScratch scratch;
   try {
     for (int layer = 0; layer < n_layers; ++layer) {
-      s.rank_layer(plan, layer, *ranked);
+      s.rank_layer(plan, layer, *ranked, scratch);
       if (on_progress) on_progress({layer + 1, n_layers, seconds_since(start)});
     }
   } catch (...) {
@@ -493,12 +494,14 @@ void Session::encode(const RankPlan& plan, std::shared_ptr<const RankedModel> mo
 }
 
 // Codes a dense layer as the next of `to`, and frees it.
-void Session::Impl::rank_layer(const RankPlan& plan, int layer, RankedPrefix& to) {
+void Session::Impl::rank_layer(const RankPlan& plan, int layer, RankedPrefix& to,
+                               EncodeScratch& scratch) {
   const DenseLayer& dense = *plain->dense(layer);
   const DenseRows keys(dense, true), values(dense, false);
   LayerInput input = layer_input(layer, n_prompt, keys, values);
   if (window.size() > 0) input.q = window.rows(layer);
-  const RankedCode code = encode_layer(input, to.model().layer(layer), plan, to.rotations(), pool);
+  const RankedCode code =
+      encode_layer(input, to.model().layer(layer), plan, to.rotations(), pool, &scratch);
   std::vector<kernels::KvRun> runs;
   for (int head = 0; head < shape.kv_heads; ++head) runs.push_back(plain->run(layer, head));
   to.encode(code, runs, pool);

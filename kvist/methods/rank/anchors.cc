@@ -6,6 +6,7 @@
 
 #include "kvist/core/error.h"
 #include "kvist/kernels/nearest.h"
+#include "kvist/kernels/ranked.h"
 #include "kvist/kernels/window.h"
 
 namespace kvist {
@@ -42,10 +43,19 @@ AnchorSets anchor_sets(int n_tokens, int stride, int window) {
 
 Buffer<float> joint_rows(const LayerInput& layer, const RotationTable& rotation,
                          double value_scale) {
+  Buffer<float> z;
+  joint_rows(layer, rotation, value_scale, &z);
+  return z;
+}
+
+void joint_rows(const LayerInput& layer, const RotationTable& rotation, double value_scale,
+                Buffer<float>* out_rows) {
   const int n = layer.n_tokens, d = layer.head_dim, half = layer.kv_heads * d;
   KVIST_ASSERT(rotation.n_positions() >= n);
   const auto scale = static_cast<float>(value_scale);
-  Buffer<float> z(static_cast<size_t>(n) * static_cast<size_t>(half) * 2);
+  const size_t size = static_cast<size_t>(n) * static_cast<size_t>(half) * 2;
+  if (out_rows->size() != size) *out_rows = Buffer<float>(size);
+  Buffer<float>& z = *out_rows;
   layer.pool->parallel_for((n + kChunk - 1) / kChunk, [&](int64_t chunk) {
     const int begin = static_cast<int>(chunk) * kChunk, end = std::min(begin + kChunk, n);
     std::vector<float> rows(static_cast<size_t>(end - begin) * static_cast<size_t>(d));
@@ -53,11 +63,13 @@ Buffer<float> joint_rows(const LayerInput& layer, const RotationTable& rotation,
       float* out = z.data() + int64_t{begin} * 2 * half + head * d;
       layer.keys->read(head, begin, end, rows.data());
       require_finite(layer, "key", head, begin, rows);
+      const float* turns[kChunk];
       for (int t = begin; t < end; ++t) {
-        float* key = out + int64_t{t - begin} * 2 * half;
-        std::copy_n(rows.data() + int64_t{t - begin} * d, d, key);
-        rotation.turn_back(t, key);
+        std::copy_n(rows.data() + int64_t{t - begin} * d, d, out + int64_t{t - begin} * 2 * half);
+        turns[t - begin] = rotation.row(t);
       }
+      kernels::turn_rows(out, 2 * half, end - begin, 1, d, turns,
+                         {rotation.n_frequencies(), rotation.adjacent(), true});
       layer.values->read(head, begin, end, rows.data());
       require_finite(layer, "value", head, begin, rows);
       for (int t = begin; t < end; ++t) {
@@ -67,7 +79,6 @@ Buffer<float> joint_rows(const LayerInput& layer, const RotationTable& rotation,
       }
     }
   });
-  return z;
 }
 
 std::vector<uint16_t> nearest_anchors(const float* z, int width, const AnchorSets& sets, int count,

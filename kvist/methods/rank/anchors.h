@@ -30,6 +30,9 @@ int64_t exact_count(int64_t n_tokens, int64_t stride, int64_t window);
 // not finite.
 Buffer<float> joint_rows(const LayerInput& layer, const RotationTable& rotation,
                          double value_scale);
+// The same into a buffer, which stays where it is if it has the size.
+void joint_rows(const LayerInput& layer, const RotationTable& rotation, double value_scale,
+                Buffer<float>* z);
 
 // The `count` nearest anchors of each coded token by Euclidean distance over z, as indices into
 // `anchors`, nearest first and among equals the earlier: [coded][count]. With `causal` only anchors

@@ -13,6 +13,35 @@ namespace {
 
 bool finite(f16 x) { return (x.bits & 0x7C00u) != 0x7C00u; }
 
+GroupScale scale_of(std::span<const float> x, int bits) {
+  float least = x[0], most = x[0];
+  for (const float y : x) {
+    least = y < least ? y : least;
+    most = y > most ? y : most;
+  }
+  return {to_f16(least), to_f16((most - least) / static_cast<float>((1 << bits) - 1))};
+}
+
+// One token.
+void require_codable(const RankedCode& code, size_t i, int layer, const CoefficientFormat& format,
+                     std::span<const float> sigma) {
+  const auto x = code.coefficients_of(i);
+  const auto at = [&] { return str("layer ", layer, ", token ", code.coded[i], ": "); };
+  for (size_t j = 0; j < x.size(); ++j)
+    if (!std::isfinite(x[j]))
+      throw Error(ErrorKind::corrupt,
+                  str(at(), "coefficient ", j, " is ", x[j], "; only finite numbers can be coded"));
+  if (format.tree() && !finite(gain_of(x, sigma.data())))
+    throw Error(ErrorKind::corrupt, at() + "its gain is larger than f16 can hold");
+  for (size_t j = 0; format.groups() && j < x.size(); j += kRankChunk) {
+    const GroupScale scale =
+        scale_of(x.subspan(j, std::min<size_t>(kRankChunk, x.size() - j)), format.bits);
+    if (!finite(scale.lo) || !finite(scale.step))
+      throw Error(ErrorKind::corrupt, str(at(), "coefficients from ", j,
+                                          " on are larger than the f16 scales of a group hold"));
+  }
+}
+
 }  // namespace
 
 void check(const CoefficientFormat& format) {
@@ -35,13 +64,18 @@ int shift_of(std::span<const float> coefficients) {
 }
 
 GroupScale code_group(std::span<const float> x, int bits, uint8_t* codes) {
-  const auto [least, most] = std::minmax_element(x.begin(), x.end());
-  const float top = static_cast<float>((1 << bits) - 1);
-  const GroupScale scale{to_f16(*least), to_f16((*most - *least) / top)};
+  const GroupScale scale = scale_of(x, bits);
   const float lo = to_float(scale.lo), step = to_float(scale.step);
+  if (step == 0) {
+    std::fill_n(codes, x.size(), uint8_t{0});
+    return scale;
+  }
+  // Adding 1.5 * 2^23 to a number below 2^22 rounds it to the nearest integer, ties to even.
+  constexpr float kRound = 12582912.0f;
+  const float top = static_cast<float>((1 << bits) - 1);
   for (size_t i = 0; i < x.size(); ++i) {
-    const float at = step == 0 ? 0.0f : std::nearbyint((x[i] - lo) / step);
-    codes[i] = static_cast<uint8_t>(std::clamp(at, 0.0f, top));
+    const float at = std::min(std::max((x[i] - lo) / step, 0.0f), top);
+    codes[i] = static_cast<uint8_t>((at + kRound) - kRound);
   }
   return scale;
 }
@@ -95,26 +129,14 @@ void code_leaves(std::span<const float> x, f16 gain, const float* sigma, uint8_t
 }
 
 void require_codable(const RankedCode& code, int layer, const CoefficientFormat& format,
-                     std::span<const float> sigma) {
+                     std::span<const float> sigma, ThreadPool& pool) {
+  constexpr int64_t kChunk = 256;  // tokens that a thread looks at together
   check(format);
-  uint8_t codes[kRankChunk];
-  for (size_t i = 0; i < code.coded.size(); ++i) {
-    const auto x = code.coefficients_of(i);
-    const auto at = [&] { return str("layer ", layer, ", token ", code.coded[i], ": "); };
-    for (size_t j = 0; j < x.size(); ++j)
-      if (!std::isfinite(x[j]))
-        throw Error(ErrorKind::corrupt, str(at(), "coefficient ", j, " is ", x[j],
-                                            "; only finite numbers can be coded"));
-    if (format.tree() && !finite(gain_of(x, sigma.data())))
-      throw Error(ErrorKind::corrupt, at() + "its gain is larger than f16 can hold");
-    for (size_t j = 0; format.groups() && j < x.size(); j += kRankChunk) {
-      const auto group = x.subspan(j, std::min<size_t>(kRankChunk, x.size() - j));
-      const GroupScale scale = code_group(group, format.bits, codes);
-      if (!finite(scale.lo) || !finite(scale.step))
-        throw Error(ErrorKind::corrupt, str(at(), "coefficients from ", j,
-                                            " on are larger than the f16 scales of a group hold"));
-    }
-  }
+  const auto n = static_cast<int64_t>(code.coded.size());
+  pool.parallel_for((n + kChunk - 1) / kChunk, [&](int64_t chunk) {
+    for (int64_t i = chunk * kChunk; i < std::min(n, (chunk + 1) * kChunk); ++i)
+      require_codable(code, static_cast<size_t>(i), layer, format, sigma);
+  });
 }
 
 }  // namespace kvist

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kvist/core/half.h"
+#include "kvist/core/thread_pool.h"
 #include "kvist/methods/rank/layer_code.h"
 #include "kvist/methods/rank/plan.h"
 
@@ -59,6 +60,6 @@ void code_leaves(std::span<const float> x, f16 gain, const float* sigma, uint8_t
 // Throws Error(corrupt) naming layer and token of a coefficient that is not finite, or whose scale
 // or gain f16 cannot hold.
 void require_codable(const RankedCode& code, int layer, const CoefficientFormat& format,
-                     std::span<const float> sigma);
+                     std::span<const float> sigma, ThreadPool& pool);
 
 }  // namespace kvist

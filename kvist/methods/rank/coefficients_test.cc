@@ -121,9 +121,10 @@ RankedCode one_token(float coefficient) {
 
 TEST(Coefficients, RefusesWhatCannotBeCoded) {
   const std::vector<float> sigma = {1, 1e-3f};
+  ThreadPool pool(2);
   const auto refused = [&](float x, const CoefficientFormat& format) -> std::string {
     try {
-      require_codable(one_token(x), 7, format, sigma);
+      require_codable(one_token(x), 7, format, sigma, pool);
     } catch (const Error& e) {
       EXPECT_EQ(e.kind(), ErrorKind::corrupt);
       return e.what();

@@ -2,10 +2,12 @@
 #include "kvist/methods/rank/encode_layer.h"
 
 #include <algorithm>
+#include <atomic>
 #include <numeric>
 
 #include "kvist/core/error.h"
 #include "kvist/kernels/products.h"
+#include "kvist/kernels/ranked.h"
 #include "kvist/methods/rank/anchors.h"
 #include "kvist/methods/rank/budget.h"
 #include "kvist/methods/rank/salience.h"
@@ -14,20 +16,47 @@
 namespace kvist {
 namespace {
 
-constexpr int kTile = 48;  // tokens whose residuals are projected together
+constexpr int64_t kTile = 64;  // tokens whose residuals are projected together
 
-struct Residuals {
-  const float* z = nullptr;  // [tokens][width]
-  int width = 0;
-  const RankedCode* code = nullptr;
-  const AnchorSets* sets = nullptr;
-
-  // Of coded token i: out [width].
-  void read(size_t i, float* out) const {
-    anchor_mean(z, width, *sets, code->neighbours_of(i), out);
-    const float* x = z + static_cast<int64_t>(code->coded[i]) * width;
-    for (int c = 0; c < width; ++c) out[c] = x[c] - out[c];
+// What tokens differ by from the mean of their anchors.
+class Residuals {
+ public:
+  // z [tokens][width]
+  Residuals(const float* z, int width, const RankedCode& code)
+      : z_(z),
+        width_(width),
+        code_(&code),
+        anchors_(code.anchors.size() * static_cast<size_t>(width)) {
+    float* to = anchors_.data();
+    for (const int32_t anchor : code.anchors)
+      to = std::copy_n(z + static_cast<int64_t>(anchor) * width, width, to);
   }
+  int width() const { return width_; }
+
+  // Of at most kTile coded tokens: out [tokens][width].
+  void read(std::span<const uint32_t> tokens, float* out) const {
+    const auto most = static_cast<size_t>(code_->n_neighbours);
+    std::vector<uint16_t> index(tokens.size() * most);
+    uint8_t count[kTile];
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      const auto near = code_->neighbours_of(tokens[i]);
+      std::copy(near.begin(), near.end(), index.begin() + static_cast<int64_t>(i * most));
+      count[i] = static_cast<uint8_t>(near.size());
+    }
+    kernels::mean_rows(anchors_.data(), {index.data(), count, code_->n_neighbours},
+                       static_cast<int>(tokens.size()), width_, out);
+    for (const uint32_t token : tokens) {
+      const float* x = z_ + static_cast<int64_t>(code_->coded[token]) * width_;
+      for (int c = 0; c < width_; ++c) out[c] = x[c] - out[c];
+      out += width_;
+    }
+  }
+
+ private:
+  const float* z_;
+  int width_;
+  const RankedCode* code_;
+  Buffer<float> anchors_;  // [anchors][width]
 };
 
 // Calls use(order position, coefficients) for the coded tokens order[0 ..): of tiles of kTile
@@ -37,26 +66,30 @@ void project(const Residuals& residuals, const kernels::PackedRows& rows,
              std::span<const uint32_t> order, ThreadPool& pool, const Columns& columns,
              const Use& use) {
   const auto n = static_cast<int64_t>(order.size());
-  pool.parallel_for((n + kTile - 1) / kTile, [&](int64_t tile) {
-    const int64_t begin = tile * kTile, end = std::min(begin + kTile, n);
-    const int width = residuals.width, padded = rows.padded();
-    const int n_columns = columns(order[static_cast<size_t>(begin)]);
-    std::vector<float> e(static_cast<size_t>(end - begin) * static_cast<size_t>(width));
-    std::vector<float> out(static_cast<size_t>(end - begin) * static_cast<size_t>(padded));
-    for (int64_t i = begin; i < end; ++i)
-      residuals.read(order[static_cast<size_t>(i)], e.data() + (i - begin) * width);
-    kernels::dot_products(e.data(), static_cast<int>(end - begin), width, rows, n_columns,
-                          out.data(), padded);
-    for (int64_t i = begin; i < end; ++i)
-      use(order[static_cast<size_t>(i)], out.data() + (i - begin) * padded);
+  const int width = residuals.width(), padded = rows.padded();
+  std::atomic<int64_t> next{0};
+  pool.run([&](Worker) {
+    kernels::DotProducts products(rows);
+    std::vector<float> e(static_cast<size_t>(kTile) * static_cast<size_t>(width));
+    std::vector<float> out(static_cast<size_t>(kTile) * static_cast<size_t>(padded));
+    for (int64_t begin = kTile * next++; begin < n; begin = kTile * next++) {
+      const int64_t end = std::min(begin + kTile, n);
+      residuals.read(order.subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin)),
+                     e.data());
+      products(e.data(), static_cast<int>(end - begin), width,
+               columns(order[static_cast<size_t>(begin)]), out.data(), padded);
+      for (int64_t i = begin; i < end; ++i)
+        use(order[static_cast<size_t>(i)], out.data() + (i - begin) * padded);
+    }
   });
 }
 
 std::vector<double> energies(const Residuals& residuals, size_t n, ThreadPool& pool) {
   std::vector<double> out(n);
   pool.parallel_for(static_cast<int64_t>(n), [&](int64_t i) {
-    std::vector<float> e(static_cast<size_t>(residuals.width));
-    residuals.read(static_cast<size_t>(i), e.data());
+    std::vector<float> e(static_cast<size_t>(residuals.width()));
+    const auto token = static_cast<uint32_t>(i);
+    residuals.read({&token, 1}, e.data());
     double sum = 0;
     for (const float x : e) sum += static_cast<double>(x) * static_cast<double>(x);
     out[static_cast<size_t>(i)] = sum;
@@ -88,12 +121,13 @@ void code_by_energy(const Residuals& residuals, const kernels::PackedRows& rows,
       [&](uint32_t i, const float* x) { std::copy_n(x, stride, all.data() + i * stride); });
   std::vector<double> weights(salience.begin(), salience.end());
   for (double& w : weights) w += kUnseen;
-  code->rank = energy_fill(all.data(), static_cast<int64_t>(stride), weights, limits);
+  code->rank = energy_fill(all.data(), static_cast<int64_t>(stride), weights, limits, pool);
   set_offsets(code);
-  for (size_t i = 0; i < n; ++i) {
+  pool.parallel_for(static_cast<int64_t>(n), [&](int64_t token) {
+    const auto i = static_cast<size_t>(token);
     std::copy_n(all.data() + i * stride, code->rank[i],
                 code->coefficients.data() + code->offset[i]);
-  }
+  });
 }
 
 // Tokens of similar rank share a tile, so that little is projected in vain.
@@ -113,7 +147,7 @@ void code_by_rank(const Residuals& residuals, const kernels::PackedRows& rows, T
 }  // namespace
 
 RankedCode encode_layer(const LayerInput& layer, const RankBasisLayer& basis, const RankPlan& plan,
-                        const RotationTable& rotation, ThreadPool& pool) {
+                        const RotationTable& rotation, ThreadPool& pool, EncodeScratch* scratch) {
   const int width = 2 * layer.kv_heads * layer.head_dim;
   if (basis.width != width) {
     throw Error(ErrorKind::invalid_argument, str("varrate, layer ", layer.layer, ": the basis is ",
@@ -134,14 +168,19 @@ RankedCode encode_layer(const LayerInput& layer, const RankBasisLayer& basis, co
   code.n_neighbours = std::min(plan.neighbours, static_cast<int>(sets.anchors.size()));
   if (code.coded.empty()) return code;
 
-  const Buffer<float> z = joint_rows(layer, rotation, plan.value_scale);
+  EncodeScratch own;
+  Buffer<float>& z = (scratch != nullptr ? scratch : &own)->z;
+  joint_rows(layer, rotation, plan.value_scale, &z);
   code.neighbours = nearest_anchors(z.data(), width, sets, code.n_neighbours, code.causal, pool);
-  const Residuals residuals{z.data(), width, &code, &sets};
+  const Residuals residuals(z.data(), width, code);
   std::vector<double> residual_energy;
   if (plan.salience == RankPlan::Salience::norm)
     residual_energy = energies(residuals, code.coded.size(), pool);
   const std::vector<double> shat = salience(layer, plan, code.coded, residual_energy);
-  const kernels::PackedRows rows(basis.rows.data(), basis.n_rows, width, width);
+  // Steps of the codes hide what bf16 parts lose; f16 would show it in its last bits.
+  const auto products =
+      plan.bits < 16 ? kernels::PackedRows::Products::fast : kernels::PackedRows::Products::fp32;
+  const kernels::PackedRows rows(basis.rows.data(), basis.n_rows, width, width, products);
   const FillLimits limits{.total = budget.spendable,
                           .least = budget.least_rank,
                           .most = basis.n_rows,

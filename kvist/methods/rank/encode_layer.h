@@ -10,6 +10,11 @@
 
 namespace kvist {
 
+// Memory that one layer after the other works in.
+struct EncodeScratch {
+  Buffer<float> z;
+};
+
 // Anchors, residuals, salience, ranks and coefficients. `layer.q` holds plan.window_queries() rows;
 // `basis` is the layer's, of width 2 kv_heads head_dim, in the coordinates of plan.value_scale;
 // `rotation` covers n_tokens.
@@ -20,6 +25,7 @@ namespace kvist {
 // 2 |coded| |anchors| D + 2 D sum of ranks operations, 2 |coded| D R where energies decide; memory
 // two copies of the layer in fp32.
 RankedCode encode_layer(const LayerInput& layer, const RankBasisLayer& basis, const RankPlan& plan,
-                        const RotationTable& rotation, ThreadPool& pool);
+                        const RotationTable& rotation, ThreadPool& pool,
+                        EncodeScratch* scratch = nullptr);
 
 }  // namespace kvist

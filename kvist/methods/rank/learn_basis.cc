@@ -67,8 +67,9 @@ void SecondMoment::add(const float* rows, int64_t n, ThreadPool& pool) {
       const auto first = static_cast<int>(tile) * kTile, last = std::min(first + kTile, width);
       const auto padded = static_cast<size_t>(packed.padded());
       std::vector<float> products(static_cast<size_t>(last - first) * padded);
-      kernels::dot_products(columns.data() + int64_t{first} * kBlock, last - first, kBlock, packed,
-                            width, products.data(), packed.padded());
+      kernels::DotProducts dot(packed);
+      dot(columns.data() + int64_t{first} * kBlock, last - first, kBlock, width, products.data(),
+          packed.padded());
       for (int i = first; i < last; ++i)
         for (size_t j = 0; j < w; ++j)
           sum[static_cast<size_t>(i) * w + j] +=

@@ -156,29 +156,36 @@ Ranks split_fill(std::span<const uint32_t> q, const FillLimits& l) {
 }
 
 Ranks energy_fill(const float* coefficients, int64_t stride, std::span<const double> weights,
-                  const FillLimits& l) {
+                  const FillLimits& l, ThreadPool& pool) {
   require_feasible(l, weights.size());
-  std::vector<Segment> segments;
-  segments.reserve(weights.size() * static_cast<size_t>((l.most - l.least) / kStep + 1));
-  std::vector<Point> hull;
-  for (size_t i = 0; i < weights.size(); ++i) {
-    add_segments(coefficients + static_cast<int64_t>(i) * stride, weights[i],
-                 static_cast<uint32_t>(i), l, &hull, &segments);
-  }
+  constexpr size_t kChunk = 256;  // tokens of a worker at a time
+  std::vector<std::vector<Segment>> chunks((weights.size() + kChunk - 1) / kChunk);
+  pool.parallel_for(std::ssize(chunks), [&](int64_t chunk) {
+    const auto begin = static_cast<size_t>(chunk) * kChunk;
+    std::vector<Segment>& out = chunks[static_cast<size_t>(chunk)];
+    out.reserve(kChunk * static_cast<size_t>((l.most - l.least) / kStep + 1));
+    std::vector<Point> hull;
+    for (size_t i = begin; i < std::min(begin + kChunk, weights.size()); ++i)
+      add_segments(coefficients + static_cast<int64_t>(i) * stride, weights[i],
+                   static_cast<uint32_t>(i), l, &hull, &out);
+  });
   // All segments above the bucket in which the budget ends are taken; only that one is sorted.
   constexpr int kShift = 16;
   std::vector<uint64_t> lengths(size_t{1} << (32 - kShift), 0);
-  for (const Segment& s : segments) lengths[s.key >> kShift] += s.length;
+  for (const auto& segments : chunks)
+    for (const Segment& s : segments) lengths[s.key >> kShift] += s.length;
   auto left = static_cast<uint64_t>(l.total - l.least * static_cast<int64_t>(weights.size()));
   size_t bucket = lengths.size();
   while (bucket > 0 && lengths[bucket - 1] <= left) left -= lengths[--bucket];
   Ranks ranks(weights.size(), static_cast<uint16_t>(l.least));
   std::vector<Segment> last;
-  for (const Segment& s : segments) {
-    if (s.key >> kShift >= bucket) {
-      ranks[s.token] = static_cast<uint16_t>(ranks[s.token] + s.length);
-    } else if ((s.key >> kShift) + 1 == bucket) {
-      last.push_back(s);
+  for (const auto& segments : chunks) {
+    for (const Segment& s : segments) {
+      if (s.key >> kShift >= bucket) {
+        ranks[s.token] = static_cast<uint16_t>(ranks[s.token] + s.length);
+      } else if ((s.key >> kShift) + 1 == bucket) {
+        last.push_back(s);
+      }
     }
   }
   std::stable_sort(last.begin(), last.end(),

@@ -7,6 +7,8 @@
 #include <span>
 #include <vector>
 
+#include "kvist/core/thread_pool.h"
+
 namespace kvist {
 
 using Ranks = std::vector<uint16_t>;
@@ -34,6 +36,6 @@ Ranks split_fill(std::span<const uint32_t> q, const FillLimits& limits);
 //   coefficients  [tokens][stride], the first `most` of each token count
 //   weights       [tokens], at least 0
 Ranks energy_fill(const float* coefficients, int64_t stride, std::span<const double> weights,
-                  const FillLimits& limits);
+                  const FillLimits& limits, ThreadPool& pool);
 
 }  // namespace kvist

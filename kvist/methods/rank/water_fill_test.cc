@@ -121,7 +121,8 @@ TEST(EnergyFill, IsTheBestDivisionOfWholeGranules) {
       return weights[static_cast<size_t>(token)] * sum;
     };
     const FillLimits l{.total = 8 * 7, .least = 0, .most = kMost};
-    const Ranks got = energy_fill(c.data(), kMost, weights, l);
+    ThreadPool pool(2);
+    const Ranks got = energy_fill(c.data(), kMost, weights, l, pool);
     EXPECT_EQ(sum_of(got), l.total);
     double mine = 0, best = 0;
     for (int t = 0; t < kTokens; ++t) mine += brought(t, got[static_cast<size_t>(t)]);
@@ -142,9 +143,10 @@ TEST(EnergyFill, SpendsExactlyAndIgnoresNoToken) {
   for (float& x : c) x = static_cast<float>(rng.gaussian());
   std::fill_n(c.begin(), 50, 0.0f);  // nothing to gain from the first
   const std::vector<double> weights(100, 0.05);
+  ThreadPool pool(2);
   for (const int64_t total : {300, 301, 1234, 4999, 5000}) {
     const Ranks ranks =
-        energy_fill(c.data(), 50, weights, {.total = total, .least = 3, .most = 50});
+        energy_fill(c.data(), 50, weights, {.total = total, .least = 3, .most = 50}, pool);
     EXPECT_EQ(sum_of(ranks), total);
     EXPECT_GE(*std::min_element(ranks.begin(), ranks.end()), 3);
     EXPECT_LE(*std::max_element(ranks.begin(), ranks.end()), 50);
