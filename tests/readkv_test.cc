@@ -198,8 +198,8 @@ TEST_F(ReadKv, OnePrefillServesSeveralCodes) {
   session.prefill(std::span(ids_).first(400));
   const auto uncompressed = ask(session);
   const uint64_t bytes = session.prefix().bytes().stored();
-  for (const char* text :
-       {"readkv(read=3)", "readkv(store=4,read=2,sinks=4)", "readkv(protect=2)"}) {
+  for (const char* text : {"readkv(read=3)", "readkv(store=4,read=2,sinks=4)", "readkv(protect=2)",
+                           "readkv(sparq=16,tokens=64)"}) {
     const Spec spec = parse_spec(text);
     session.set_aside();
     session.encode(spec.reading()->plan, code(spec));

@@ -40,7 +40,9 @@ CodedLayer::CodedLayer(const KvShape& shape, const LayerCode& code, const ReadPl
       open_(static_cast<size_t>(shape.kv_heads)),
       values_(static_cast<size_t>(shape.kv_heads)),
       dense_k_(static_cast<size_t>(shape.kv_heads)),
-      dense_v_(static_cast<size_t>(shape.kv_heads)) {}
+      dense_v_(static_cast<size_t>(shape.kv_heads)) {
+  if (plan.sparq()) value_sums_.assign(static_cast<size_t>(shape.kv_heads * shape.head_dim), 0.0);
+}
 
 void CodedLayer::reserve(int n_tokens) {
   seal();
@@ -71,7 +73,24 @@ void CodedLayer::expect(int capacity) {
 
 void CodedLayer::resize(int n_tokens) {
   KVIST_ASSERT(n_tokens >= sealed_ && n_tokens <= capacity_);
+  if (!value_sums_.empty()) sum_values(std::min(n_tokens, n_tokens_));
   n_tokens_ = n_tokens;
+}
+
+// All but the tokens that come after `end`.
+void CodedLayer::sum_values(int end) {
+  if (end < summed_) {
+    std::fill(value_sums_.begin(), value_sums_.end(), 0.0);
+    summed_ = 0;
+  }
+  std::vector<float> v(static_cast<size_t>(shape_.head_dim));
+  for (; summed_ < end; ++summed_) {
+    double* sum = value_sums_.data();
+    for (int head = 0; head < shape_.kv_heads; ++head) {
+      decode_value(head, summed_, v.data());
+      for (const float x : v) *sum++ += double{x};
+    }
+  }
 }
 
 // Full pages of the open tokens become planes, and what is left moves to the front.
@@ -168,6 +187,7 @@ void CodedLayer::write_block(int head, int token, int n, const float* k, const f
 }
 
 void CodedLayer::freeze() {
+  if (!value_sums_.empty()) sum_values(n_tokens_);
   seal();
   const int from = std::max(sinks_, n_tokens_ - recent_);
   if (dense_from_ < from) {
@@ -209,22 +229,35 @@ uint8_t CodedLayer::value_code(int head, int token, int channel) const {
   return static_cast<uint8_t>(leaf);
 }
 
+void CodedLayer::decode_key(int head, int token, float* out) const noexcept {
+  const float* mu = code_->mu_k + head * shape_.head_dim;
+  const float* sigma = code_->sigma_k + head * shape_.head_dim;
+  for (int c = 0; c < shape_.head_dim; ++c)
+    out[c] = mu[c] + sigma[c] * kernels::tree_value(key_code(head, token, c), width_);
+}
+
+void CodedLayer::decode_value(int head, int token, float* out) const noexcept {
+  const float* mu = code_->mu_v + head * shape_.head_dim;
+  const float* sigma = code_->sigma_v + head * shape_.head_dim;
+  for (int c = 0; c < shape_.head_dim; ++c)
+    out[c] = mu[c] + sigma[c] * kernels::tree_value(value_code(head, token, c), width_);
+}
+
 void CodedLayer::reconstruct(int head, std::vector<float>* k, std::vector<float>* v) const {
   const int d = shape_.head_dim;
   k->assign(static_cast<size_t>(n_tokens_ * d), 0);
   v->assign(k->size(), 0);
   for (int token = 0; token < n_tokens_; ++token) {
     const bool dense = dense_index(token) >= 0;
+    float *to_k = k->data() + int64_t{token} * d, *to_v = v->data() + int64_t{token} * d;
+    if (!dense) {
+      decode_key(head, token, to_k);
+      decode_value(head, token, to_v);
+      continue;
+    }
     for (int c = 0; c < d; ++c) {
-      const size_t at = static_cast<size_t>(token * d + c);
-      const int p = head * d + c;
-      (*k)[at] = dense ? to_float(dense_key(head, token)[c])
-                       : code_->mu_k[p] + code_->sigma_k[p] *
-                                              kernels::tree_value(key_code(head, token, c), width_);
-      (*v)[at] = dense
-                     ? to_float(dense_value(head, token)[c])
-                     : code_->mu_v[p] + code_->sigma_v[p] *
-                                            kernels::tree_value(value_code(head, token, c), width_);
+      to_k[c] = to_float(dense_key(head, token)[c]);
+      to_v[c] = to_float(dense_value(head, token)[c]);
     }
   }
   code_->u_k[static_cast<size_t>(head)]->undo(k->data(), n_tokens_);
@@ -240,10 +273,12 @@ Bytes CodedLayer::bytes() const {
   bytes.payload = (2 * numbers * static_cast<uint64_t>(width_) + 7) / 8;
   bytes.metadata = 4 * static_cast<uint64_t>(dense) *
                    static_cast<uint64_t>(shape_.kv_heads * shape_.head_dim);  // f16, k and v
+  bytes.metadata += value_sums_.size() * sizeof(double);
   bytes.shared = 8 * static_cast<uint64_t>(shape_.kv_heads * shape_.head_dim);
   const auto add = [&](const auto& buffers) {
     for (const auto& buffer : buffers) bytes.allocated += buffer.allocated_bytes();
   };
+  bytes.allocated += value_sums_.size() * sizeof(double);
   add(keys_), add(open_), add(values_), add(dense_k_), add(dense_v_);
   return bytes;
 }

@@ -90,6 +90,16 @@ class CodedLayer {
   const f16* dense_key(int head, int token) const { return dense_row(dense_k_, head, token); }
   const f16* dense_value(int head, int token) const { return dense_row(dense_v_, head, token); }
 
+  // Sum of the first summed_tokens() decoded values of a head, [head_dim], for SparQ's mean; those
+  // from there on were written since the last resize(). Only where the plan is sparq.
+  const double* value_sum(int head) const {
+    return value_sums_.data() + int64_t{head} * shape_.head_dim;
+  }
+  int summed_tokens() const { return summed_; }
+  // Stored numbers of a token at full depth, in the transform's space: [head_dim].
+  void decode_key(int head, int token, float* out) const noexcept;
+  void decode_value(int head, int token, float* out) const noexcept;
+
   // All keys and values of a head, read to full depth or dense, and transformed back: [size][d].
   void reconstruct(int head, std::vector<float>* k, std::vector<float>* v) const;
   // The stored code of one number: leaf >> (8 - width), shifted back.
@@ -117,6 +127,7 @@ class CodedLayer {
   const f16* dense_row(const std::vector<Buffer<f16>>& rows, int head, int token) const;
   int dense_index(int token) const;  // -1: the token has no dense row
   void seal();
+  void sum_values(int end);
   void resize_open(int n_blocks);
 
   KvShape shape_;
@@ -130,6 +141,8 @@ class CodedLayer {
   int capacity_ = 0;     // tokens, but for the open blocks
   int open_blocks_ = 0;  // room
   Count not_finite_;
+  int summed_ = 0;
+  std::vector<double> value_sums_;  // [kv_heads][head_dim], or none
   kernels::ValueLayout layout_;
   std::vector<Buffer<uint8_t>> keys_;           // [kv_heads] of [pages][head_dim][width][64]
   std::vector<Buffer<uint8_t>> open_;           // [kv_heads] of [blocks][head_dim][64]

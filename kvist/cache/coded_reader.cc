@@ -14,6 +14,14 @@
 //             those at the cut                                     last
 //   sums      weighted values of a segment                         job: KV head, segment
 //   output    segments in order, mu + sigma, U_V^T                 job: query head
+//
+// With SparQ's choices in the place of the schedules:
+//
+//   queries   as above; the channels                               last
+//   weights   what they multiply                                   job: KV head
+//   logits    as above, and their sums over siblings               job: KV head, 4 pages
+//   tokens    factor of each page, the tokens                      job: KV head
+//   output    chosen tokens whole, the mean of all values, U_V^T   job: KV head
 #include "kvist/cache/coded_reader.h"
 
 #include <algorithm>
@@ -29,6 +37,7 @@
 #include "kvist/kernels/plane_values.h"
 #include "kvist/kernels/read_softmax.h"
 #include "kvist/methods/read/schedule.h"
+#include "kvist/methods/read/sparq.h"
 
 namespace kvist {
 namespace {
@@ -77,6 +86,8 @@ struct ReadWorkspace::State {
   std::vector<HeadView> views;     // [workers][kv_heads], each worker makes its own
   std::vector<RowHead> row_heads;  // [kv_heads], for the observer
   std::vector<int64_t> counts;     // [kv_heads] values of each head
+  int64_t chosen_stride = 0;
+  Buffer<uint32_t> chosen;  // [kv_heads][n_tokens] of SparQ, those of each head first
 };
 
 namespace {
@@ -175,6 +186,7 @@ class RowRead {
   void run(const RowView& view) {
     row_ = view.row;
     view_heads(view);
+    if (plan_.sparq()) return run_sparq();
     const int batches = (n_pieces_ + kBatch - 1) / kBatch;
     each(
         shape_.heads, [&](int head) { transform_query(head); }, [&] { schedule_keys(); });
@@ -196,6 +208,25 @@ class RowRead {
   }
 
  private:
+  void run_sparq() {
+    const int batches = (n_pieces_ + kBatch - 1) / kBatch;
+    each(
+        shape_.heads, [&](int head) { transform_query(head); }, [&] { choose_channels(); });
+    each(shape_.kv_heads, [&](int head) { make_reader(head); });
+    each(shape_.kv_heads * batches,
+         [&](int job) { for_batch(job, batches, [&](int head, int i) { read_keys(head, i); }); });
+    each(
+        shape_.kv_heads,
+        [&](int head) {
+          total(head);
+          choose_tokens(head);
+        },
+        [&] {
+          if (call_.trace != nullptr) note_sparq(*call_.trace);
+        });
+    each(shape_.kv_heads, [&](int head) { attend_chosen(head); });
+  }
+
   template <typename Fn, typename Last>
   void each(int n, const Fn& job, const Last& last) {
     state_.meeting.each(n, worker_, job, last);
@@ -323,6 +354,7 @@ class RowRead {
     kernels::key_logits(state_.readers[static_cast<size_t>(kv)], page, (p.n + 63) / 64,
                         next ? p.layer->key_page(p.head, p.page + 1) : nullptr, alpha(head, p.slot),
                         state_.slots, scratch_ + aligned(page_bytes));
+    if (plan_.sparq()) sum_siblings(view, p, head);
     for (int h = head; h < head + shape_.group(); ++h) {
       for_dense(view, p.token, p.n, [&](int j) { *(alpha(h, p.slot) + j) = dense_logit(h, p, j); });
       state_.page_sums[static_cast<size_t>(h * state_.pages + i)] =
@@ -426,6 +458,10 @@ class RowRead {
       trace.key_lines += keys;
       trace.lines += keys + value_lines(kv);
     }
+    show(trace);
+  }
+
+  void show(const ReadTrace& trace) const {
     if (!trace.observe) return;
     const size_t channels = static_cast<size_t>(shape_.kv_heads * d());
     for (int kv = 0; kv < shape_.kv_heads; ++kv) {
@@ -493,6 +529,177 @@ class RowRead {
     kernels::add_values(s.layer->value_layout(), s.layer->value_packets(s.head), s.begin,
                         s.end - s.begin, depths(s), alpha(head, s.slot), state_.slots,
                         shape_.group(), call_.precision, out, scratch_);
+  }
+
+  // By the sum of |q'| over siblings; logits of the chosen alone get SparQ's temperature.
+  void choose_channels() {
+    const auto channels = static_cast<size_t>(d());
+    for (int kv = 0; kv < shape_.kv_heads; ++kv) {
+      const auto sums =
+          state_.key_weights.span().subspan(static_cast<size_t>(kv) * channels, channels);
+      const auto depths =
+          state_.key_depths.span().subspan(static_cast<size_t>(kv) * channels, channels);
+      const int first = kv * shape_.group(), last = first + shape_.group();
+      std::fill(sums.begin(), sums.end(), 0.0f);
+      for (int head = first; head < last; ++head)
+        for (int c = 0; c < d(); ++c) sums[static_cast<size_t>(c)] += std::abs(q(head)[c]);
+      kvist::choose_channels(sums, plan_.sparq_channels, depths,
+                             state_.chosen.span().first(channels));
+      for (int head = first; head < last; ++head) {
+        const double share = chosen_share({q(head), channels}, depths);
+        float* terms = state_.key_terms.data() + int64_t{head} * d();
+        for (int c = 0; c < d(); ++c)
+          terms[c] = static_cast<float>(double{terms[c]} / std::sqrt(std::max(share, 1e-30)));
+      }
+      for (uint8_t& depth : depths)
+        depth = static_cast<uint8_t>(depth != 0 ? ReadPlan::kSparqDepth : 0);
+    }
+  }
+
+  float* scores(const HeadView& view) const { return state_.value_weights.data() + view.item; }
+  std::span<uint32_t> chosen(int kv) const {
+    return {state_.chosen.data() + int64_t{kv} * state_.chosen_stride,
+            static_cast<size_t>(views_[kv].n_tokens())};
+  }
+
+  void sum_siblings(const HeadView& view, const Piece& p, int first) {
+    float* sum = scores(view) + p.token;
+    std::copy_n(alpha(first, p.slot), p.n, sum);
+    for (int head = first + 1; head < first + shape_.group(); ++head)
+      for (int j = 0; j < p.n; ++j) sum[j] += alpha(head, p.slot)[j];
+  }
+
+  void choose_tokens(int kv) {
+    const HeadView& view = views_[kv];
+    const auto n = static_cast<size_t>(view.n_tokens());
+    state_.counts[static_cast<size_t>(kv)] =
+        kvist::choose_tokens({scores(view), n}, plan_.sparq_tokens, chosen(kv));
+    std::fill_n(state_.value_depths.data() + view.item, n, uint8_t{0});
+    for (const uint32_t token : taken(kv))
+      state_.value_depths[static_cast<size_t>(view.item) + token] =
+          static_cast<uint8_t>(plan_.width);
+  }
+  std::span<const uint32_t> taken(int kv) const {
+    return chosen(kv).first(static_cast<size_t>(state_.counts[static_cast<size_t>(kv)]));
+  }
+
+  // Where a token of a head lies.
+  struct Place {
+    const CodedLayer* layer;
+    int head, token;  // within the layer
+    int slot, piece;
+  };
+  static Place place(const HeadView& view, int token) {
+    if (token < view.n_prefix)
+      return {view.prefix, view.prefix_head, token, token, token / kPageTokens};
+    const int at = token - view.n_prefix;
+    return {view.suffix, view.suffix_head, at, view.suffix_slot() + at,
+            pages_of(view.n_prefix) + at / kPageTokens};
+  }
+
+  // Softmax over the chosen tokens as they are stored; the rest of the approximate attention goes
+  // to the mean of all values.
+  void attend_chosen(int kv) {
+    const HeadView& view = views_[kv];
+    const int first = kv * shape_.group(), group = shape_.group();
+    float row[HeadTransform::kMaxHeadDim], mean[HeadTransform::kMaxHeadDim];
+    for (int head = first; head < first + group; ++head) {
+      std::fill_n(partial(0, head), d(), 0.0f);
+      std::fill_n(partial(1, head), 1, 0.0f);
+    }
+    for (const uint32_t token : taken(kv)) {
+      const Place at = place(view, static_cast<int>(token));
+      at.layer->decode_key(at.head, at.token, row);
+      for (int head = first; head < first + group; ++head) {
+        float* weight = alpha(head, at.slot);
+        partial(1, head)[0] +=
+            *weight * state_.factors[static_cast<size_t>(at.piece * shape_.heads + head)];
+        float sum = 0;
+        for (int c = 0; c < d(); ++c) sum += q(head)[c] * row[c];
+        *weight = sum * call_.logit_scale;
+      }
+    }
+    for (int head = first; head < first + group; ++head) softmax_chosen(kv, head);
+    for (const uint32_t token : taken(kv)) {
+      const Place at = place(view, static_cast<int>(token));
+      at.layer->decode_value(at.head, at.token, row);
+      for (int head = first; head < first + group; ++head)
+        for (int c = 0; c < d(); ++c) partial(0, head)[c] += *alpha(head, at.slot) * row[c];
+    }
+    mean_of_values(view, mean);
+    for (int head = first; head < first + group; ++head) {
+      const float share = std::min(partial(1, head)[0], 1.0f);
+      float* out = call_.out + (int64_t{row_} * shape_.heads + head) * d();
+      for (int c = 0; c < d(); ++c) out[c] = share * partial(0, head)[c] + (1 - share) * mean[c];
+      code_.u_v[static_cast<size_t>(kv)]->undo(out, 1);
+    }
+  }
+
+  void softmax_chosen(int kv, int head) {
+    const HeadView& view = views_[kv];
+    const auto weight = [&](uint32_t token) {
+      return alpha(head, place(view, static_cast<int>(token)).slot);
+    };
+    float most = -INFINITY, sum = 0;
+    for (const uint32_t token : taken(kv)) most = std::max(most, *weight(token));
+    for (const uint32_t token : taken(kv)) sum += *weight(token) = std::exp(*weight(token) - most);
+    for (const uint32_t token : taken(kv)) *weight(token) /= sum;
+  }
+
+  void mean_of_values(const HeadView& view, float* mean) const {
+    double sum[HeadTransform::kMaxHeadDim] = {};
+    float row[HeadTransform::kMaxHeadDim];
+    const auto add = [&](const CodedLayer& layer, int head, int n) {
+      const int known = std::min(layer.summed_tokens(), n);
+      if (known == layer.summed_tokens())
+        for (int c = 0; c < d(); ++c) sum[c] += layer.value_sum(head)[c];
+      for (int t = known == layer.summed_tokens() ? known : 0; t < n; ++t) {
+        layer.decode_value(head, t, row);
+        for (int c = 0; c < d(); ++c) sum[c] += double{row[c]};
+      }
+    };
+    if (view.n_prefix > 0) add(*view.prefix, view.prefix_head, view.n_prefix);
+    if (view.n_suffix > 0) add(*view.suffix, view.suffix_head, view.n_suffix);
+    for (int c = 0; c < d(); ++c)
+      mean[c] = to_float(to_f16(static_cast<float>(sum[c] / view.n_tokens())));
+  }
+
+  void note_sparq(ReadTrace& trace) const {
+    ++trace.rows;
+    trace.numbers += 2 * d() * n_tokens_;
+    const int channels = std::min(plan_.sparq_channels, d());
+    int64_t keys = 0, values = 0;
+    for (int kv = 0; kv < shape_.kv_heads; ++kv) {
+      const int64_t whole = std::ssize(taken(kv)) * d() * plan_.width;
+      // The newest token is read whole at once, not tried first.
+      keys += int64_t{views_[kv].n_tokens() - 1} * channels * ReadPlan::kSparqDepth + whole;
+      values += whole + 16 * d();
+      const int64_t tried = key_lines(kv);
+      const int64_t again = whole_key_lines(kv);
+      trace.key_lines += tried + again;
+      trace.lines += tried + again + value_lines(kv);
+    }
+    trace.key_bits += keys, trace.key_budget += keys;
+    trace.value_bits += values, trace.value_budget += values;
+    show(trace);
+  }
+
+  // Lines of the chosen tokens' keys that the choice had not touched.
+  int64_t whole_key_lines(int kv) const {
+    const HeadView& view = views_[kv];
+    const int channels = std::min(plan_.sparq_channels, d());
+    int64_t lines = 0;
+    int last = -1;  // page, or open block
+    for (const uint32_t token : taken(kv)) {
+      const Place at = place(view, static_cast<int>(token));
+      const bool open = at.token >= at.layer->sealed_tokens();
+      const int unit = at.slot / (open ? kernels::kBlock : kPageTokens) * 2 + (open ? 1 : 0);
+      if (unit == last) continue;
+      last = unit;
+      lines +=
+          open ? d() - channels : int64_t{d()} * plan_.width - channels * ReadPlan::kSparqDepth;
+    }
+    return lines;
   }
 
   // o' = mu (weight of the coded tokens) + sigma sum + dense values.
@@ -585,6 +792,8 @@ void ReadWorkspace::reserve(const KvShape& shape, int n_tokens, int n_workers) {
   s.views.resize(kv_heads * static_cast<size_t>(s.n_workers));
   s.row_heads.resize(kv_heads);
   s.counts.resize(kv_heads);
+  s.chosen_stride = static_cast<int64_t>(std::max(n, d));
+  s.chosen = Buffer<uint32_t>(kv_heads * std::max(n, d));
   s.n_tokens = n_tokens, s.heads = shape.heads, s.head_dim = shape.head_dim;
 }
 
@@ -600,7 +809,7 @@ uint64_t ReadWorkspace::allocated_bytes() const {
     sum += (uint64_t{0} + ... + buffer.allocated_bytes());
   };
   add(s.q, s.key_terms, s.key_base, s.key_weights, s.key_depths, s.reader_memory, s.alpha,
-      s.page_sums, s.factors, s.value_weights, s.value_depths, s.partials, s.scratch);
+      s.page_sums, s.factors, s.value_weights, s.value_depths, s.partials, s.scratch, s.chosen);
   add(s.schedule.depths.items, s.schedule.depths.keys, s.schedule.depths.counts,
       s.schedule.pair_weights, s.schedule.pair_depths);
   return sum + s.shared.allocated_bytes();

@@ -188,6 +188,16 @@ TEST(Spec, ReadKvDividesItsBitsBetweenKeysAndValues) {
   EXPECT_THROW(parse_spec("readkv(store=4,read=5)"), Error);
 }
 
+TEST(Spec, SparQSaysWhatIsReadByItself) {
+  const ReadPlan plan = reading_of("readkv(sparq=32,protect=2)").plan;
+  EXPECT_EQ(plan.sparq_channels, 32);
+  EXPECT_EQ(plan.sparq_tokens, 128);
+  EXPECT_FALSE(reading_of("readkv").plan.sparq());
+  for (const char* text :
+       {"readkv(sparq=32,read=4)", "readkv(sparq=32,sinks=4)", "readkv(sparq=32,preset=sharp)"})
+    EXPECT_THROW(parse_spec(text), Error) << text;
+}
+
 TEST(Spec, WhatCodesComesAfterWhatSelects) {
   EXPECT_EQ(parse_spec("twinkv+readkv(read=2)").text, "twinkv+readkv(read=2)");
   EXPECT_THROW(parse_spec("readkv+twinkv"), Error);

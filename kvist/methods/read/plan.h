@@ -29,6 +29,14 @@ struct ReadPlan {
   // Weights of values times the variance of their head, not 1.
   bool physical_values = false;
 
+  // The control that puts SparQ's choices (arXiv:2312.04985) in the place of both schedules: so
+  // many channels of each KV head at kSparqDepth bits, then the whole record of so many tokens and
+  // of the current one; 0 channels: off. The rates are not used.
+  int sparq_channels = 0;
+  int sparq_tokens = 128;
+  static constexpr int kSparqDepth = 2;
+  bool sparq() const { return sparq_channels > 0; }
+
   int sinks = 0;    // first tokens kept in 16 bits, exact, outside the value budget
   int recent = 0;   // newest tokens likewise
   int protect = 0;  // first and last layers that stay dense, each

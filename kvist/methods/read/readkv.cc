@@ -132,6 +132,21 @@ constexpr OptionSpec kOptions[] = {
      .unit = "",
      .help = "errors of values count in units of their spread, or as they are",
      .choices = "standard|physical"},
+    {.name = "sparq",
+     .kind = Kind::integer,
+     .fallback = "0",
+     .unit = "channels",
+     .help =
+         "a control: SparQ's choice of so many channels, read at 2 bits, then of `tokens`, read "
+         "whole; 0: off",
+     .most = 1024},
+    {.name = "tokens",
+     .kind = Kind::integer,
+     .fallback = "128",
+     .unit = "tokens",
+     .help = "of sparq: tokens read whole beside the newest",
+     .least = 1,
+     .most = 1 << 20},
     {.name = "calibration",
      .kind = Kind::choice,
      .fallback = "file",
@@ -192,6 +207,12 @@ Reading reading(const Options& o) {
   p.sinks = sharp && !o.given("sinks") ? 4 : static_cast<int>(o.integer("sinks"));
   p.recent = static_cast<int>(o.integer("recent"));
   p.protect = static_cast<int>(o.integer("protect"));
+  p.sparq_channels = static_cast<int>(o.integer("sparq"));
+  p.sparq_tokens = static_cast<int>(o.integer("tokens"));
+  for (const char* other : {"read", "read_keys", "read_values"})
+    if (p.sparq() && o.given(other))
+      throw Error(ErrorKind::invalid_argument,
+                  str("sparq=", p.sparq_channels, " says what is read; leave out ", other));
   check(p);
   r.basis.seed = static_cast<uint64_t>(o.integer("seed"));
   r.basis.layer_signs = o.text("signs") == "per_layer";

@@ -134,6 +134,18 @@ void check(const ReadPlan& plan) {
   check_low("value_rate", plan.value_rate, plan.two_depth_values);
   if (plan.sinks < 0 || plan.recent < 0 || plan.protect < 0)
     refuse("sinks, recent and protect are counts, expected 0 or more");
+  if (plan.sparq_channels < 0 || plan.sparq_tokens < 0)
+    refuse("sparq's channels and tokens are counts, expected 0 or more");
+  if (!plan.sparq()) return;
+  if (plan.width < ReadPlan::kSparqDepth)
+    refuse(str("sparq reads channels at ", ReadPlan::kSparqDepth, " bits, but ", plan.width,
+               " are stored"));
+  if (plan.sinks > 0 || plan.recent > 0 || plan.min_depth > 0 || plan.per_head || plan.pairs ||
+      plan.uniform_keys || plan.uniform_values || plan.two_depth_keys || plan.two_depth_values ||
+      plan.calibrated_keys || plan.physical_values)
+    refuse(
+        "sparq chooses by its own rule: of the reader's switches only store and protect go "
+        "with it");
 }
 
 bool is_protected(const ReadPlan& plan, int layer, int n_layers) {

@@ -90,7 +90,10 @@ TEST(Schedule, RefusesPlansThatCannotBe) {
        {ReadPlan{.width = 9}, ReadPlan{.width = 0}, ReadPlan{.width = 4, .key_rate = {9, 2}},
         ReadPlan{.value_rate = {-1, 1}}, ReadPlan{.key_rate = {5, 2}, .uniform_keys = true},
         ReadPlan{.min_depth = 2}, ReadPlan{.key_rate = {1, 2}, .two_depth_keys = true, .low = 1},
-        ReadPlan{.sinks = -1}})
+        ReadPlan{.sinks = -1}, ReadPlan{.sparq_channels = -1},
+        ReadPlan{.sparq_channels = 8, .sinks = 4},
+        ReadPlan{.width = 1, .key_rate = {1, 1}, .value_rate = {1, 1}, .sparq_channels = 8},
+        ReadPlan{.pairs = true, .sparq_channels = 8}})
     EXPECT_THROW(check(plan), Error);
 }
 
