@@ -2,7 +2,10 @@
 // Tables of cosines and sines.
 #include "kvist/methods/rope.h"
 
+#include <algorithm>
 #include <cmath>
+
+#include "kvist/kernels/ranked.h"
 
 namespace kvist {
 
@@ -33,6 +36,29 @@ PairRotation PairRotation::inverse() const {
     r.sine[f] = -sine[f] / square;
   }
   return r;
+}
+
+BackRotation::BackRotation(const Rope& rope, int first, int count)
+    : n_frequencies_(static_cast<int>(rope.frequencies.size())), adjacent_(rope.adjacent) {
+  for (int t = first; t < first + count; ++t) {
+    const PairRotation back = PairRotation::at(rope, t).inverse();
+    for (size_t f = 0; f < back.cosine.size(); ++f) {
+      table_.push_back(static_cast<float>(back.cosine[f]));
+      table_.push_back(static_cast<float>(back.sine[f]));
+    }
+  }
+}
+
+void BackRotation::apply(TensorView<const float, 3> q, float* out, ThreadPool& pool) const {
+  const auto heads = static_cast<int>(q.dim(1)), head_dim = static_cast<int>(q.dim(2));
+  const int64_t row = q.dim(1) * q.dim(2);
+  pool.parallel_for(q.dim(0), [&](int64_t t) {
+    float* to = out + t * row;
+    std::copy_n(q.data() + t * q.stride(0), row, to);
+    const float* turn = table_.data() + t * 2 * n_frequencies_;
+    kernels::turn_rows(to, row, 1, heads, head_dim, &turn,
+                       {.n_frequencies = n_frequencies_, .adjacent = adjacent_});
+  });
 }
 
 }  // namespace kvist

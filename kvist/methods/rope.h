@@ -36,4 +36,18 @@ struct PairRotation {
   }
 };
 
+// What turns queries of positions [first, first + count) back to what they were before RoPE, in
+// fp32.
+class BackRotation {
+ public:
+  BackRotation(const Rope& rope, int first, int count);
+  // q [count, heads, head_dim], rows of a position together; out of the same shape.
+  void apply(TensorView<const float, 3> q, float* out, ThreadPool& pool) const;
+
+ private:
+  int n_frequencies_ = 0;
+  bool adjacent_ = false;
+  std::vector<float> table_;  // [positions][frequencies][2]: cosine and sine
+};
+
 }  // namespace kvist

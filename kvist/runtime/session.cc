@@ -12,7 +12,6 @@
 #include "kvist/cache/dense_rows.h"
 #include "kvist/cache/ragged.h"
 #include "kvist/cache/ranked_prefix.h"
-#include "kvist/kernels/ranked.h"
 #include "kvist/methods/rank/encode_layer.h"
 #include "kvist/methods/rope.h"
 #include "kvist/runtime/cached_attention.h"
@@ -31,39 +30,6 @@ KvShape shape_of(const ModelInfo& info, Scalar type) {
 }
 
 Rope rope_of(const RopeInfo& info) { return {info.frequencies, info.magnitude, info.adjacent}; }
-
-// What turns the queries of positions [first, first + count) back to what they were before RoPE:
-// cosines and sines for kernels::turn_rows.
-class TurnsBack {
- public:
-  TurnsBack(const Rope& rope, int first, int count)
-      : how_{.n_frequencies = static_cast<int>(rope.frequencies.size()),
-             .adjacent = rope.adjacent} {
-    for (int t = first; t < first + count; ++t) {
-      const PairRotation back = PairRotation::at(rope, t).inverse();
-      for (size_t f = 0; f < back.cosine.size(); ++f) {
-        table_.push_back(static_cast<float>(back.cosine[f]));
-        table_.push_back(static_cast<float>(back.sine[f]));
-      }
-    }
-  }
-
-  // out [rows, heads, head_dim]: q with row t turned.
-  void apply(TensorView<const float, 3> q, float* out, ThreadPool& pool) const {
-    const auto heads = static_cast<int>(q.dim(1)), head_dim = static_cast<int>(q.dim(2));
-    const int64_t row = q.dim(1) * q.dim(2);
-    pool.parallel_for(q.dim(0), [&](int64_t t) {
-      float* to = out + t * row;
-      std::copy_n(q.data() + t * q.stride(0), row, to);
-      const float* turn = table_.data() + t * 2 * how_.n_frequencies;
-      kernels::turn_rows(to, row, 1, heads, head_dim, &turn, how_);
-    });
-  }
-
- private:
-  kernels::Turn how_;
-  std::vector<float> table_;  // [positions][frequencies][2]
-};
 
 }  // namespace
 
@@ -253,7 +219,7 @@ LayerInput Session::Impl::layer_input(int layer, int n_tokens, const HeadRows& k
 
 void Session::Impl::show_step(const LayerStores& document, const QueryWindow& step,
                               const Watch& watch) {
-  std::optional<TurnsBack> back;
+  std::optional<BackRotation> back;
   Buffer<float> q_pre;  // of one layer after the other
   if (watch.needs.pre_rope) {
     back.emplace(rope, step.first_position(), step.size());
