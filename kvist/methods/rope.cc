@@ -52,11 +52,15 @@ BackRotation::BackRotation(const Rope& rope, int first, int count)
 void BackRotation::apply(TensorView<const float, 3> q, float* out, ThreadPool& pool) const {
   const auto heads = static_cast<int>(q.dim(1)), head_dim = static_cast<int>(q.dim(2));
   const int64_t row = q.dim(1) * q.dim(2);
-  pool.parallel_for(q.dim(0), [&](int64_t t) {
-    float* to = out + t * row;
-    std::copy_n(q.data() + t * q.stride(0), row, to);
-    const float* turn = table_.data() + t * 2 * n_frequencies_;
-    kernels::turn_rows(to, row, 1, heads, head_dim, &turn,
+  constexpr int64_t kRows = 16;  // of a worker at a time, still in its cache when they are turned
+  pool.parallel_for((q.dim(0) + kRows - 1) / kRows, [&](int64_t chunk) {
+    const int64_t begin = chunk * kRows, n = std::min(kRows, q.dim(0) - begin);
+    const float* turns[kRows];
+    for (int64_t t = 0; t < n; ++t) {
+      std::copy_n(q.data() + (begin + t) * q.stride(0), row, out + (begin + t) * row);
+      turns[t] = table_.data() + (begin + t) * 2 * n_frequencies_;
+    }
+    kernels::turn_rows(out + begin * row, row, static_cast<int>(n), heads, head_dim, turns,
                        {.n_frequencies = n_frequencies_, .adjacent = adjacent_});
   });
 }

@@ -93,9 +93,8 @@ void ExpectedAttention::observe(const LayerInput& layer) {
   Seen& seen = seen_[layer.layer];
   const auto& q = layer.q_pre;
   KVIST_ASSERT(seen.n_tokens + q.dim(0) == layer.n_tokens);
-  require_finite_queries(layer, q, seen.n_tokens);
   const auto d = static_cast<size_t>(layer.head_dim);
-  const int64_t skip = std::max<int64_t>(0, n_sink_ - seen.n_tokens);
+  const int64_t first = seen.n_tokens, skip = std::max<int64_t>(0, n_sink_ - first);
   const auto rows = static_cast<int>(q.dim(0) - skip);
   seen.n_tokens = layer.n_tokens;
   if (rows <= 0) return;
@@ -115,6 +114,10 @@ void ExpectedAttention::observe(const LayerInput& layer) {
     kernels::add_moments(x, rows, q.stride(0), layer.head_dim, m.shift.data(), m.first.data(),
                          covariance_ ? m.second.data() : nullptr);
   });
+  // A sum holds what any of its terms was that is not finite.
+  for (const Moments& m : seen.heads)
+    for (const double sum : m.first)
+      if (!std::isfinite(sum)) return require_finite_queries(layer, q, first);
 }
 
 // R mean and R covariance R^T, with R the mean rotation of the future positions.
@@ -194,11 +197,12 @@ Scores ExpectedAttention::score(const LayerInput& layer, int) {
       }
     });
     layer.pool->parallel_for(layer.heads, [&](int64_t h) { softmax(z[static_cast<size_t>(h)]); });
-    for (auto& head : scores) head.resize(static_cast<size_t>(counted));
-    for (size_t h = 0; h < z.size(); ++h) {
-      std::vector<double>& mean = scores[h / static_cast<size_t>(group)];
-      for (size_t i = 0; i < mean.size(); ++i) mean[i] += z[h][i] / group;
-    }
+    layer.pool->parallel_for(layer.kv_heads, [&](int64_t kv) {
+      std::vector<double>& mean = scores[static_cast<size_t>(kv)];
+      mean.resize(static_cast<size_t>(counted));
+      for (int64_t h = kv * group; h < (kv + 1) * group; ++h)
+        for (size_t i = 0; i < mean.size(); ++i) mean[i] += z[static_cast<size_t>(h)][i] / group;
+    });
     if (vnorm_) {
       for_each_chunk(layer, *layer.values, "value", n_sink, [&](const HeadChunk& values) {
         std::vector<double> norms(static_cast<size_t>(values.end - values.begin));
