@@ -36,11 +36,16 @@ class VarRateEngine : public ::testing::Test {
     ThreadPool pool(2);
     Session session(*model_, pool, {});
     const std::vector<std::vector<int32_t>> window{ids_};
-    ranked_ = std::make_shared<RankedModel>(
-        learn_basis(session, read_source(model_->info()), RankPlan{}, 1 << 16, window));
+    const auto kinds = {RankPlan::Basis::residual, RankPlan::Basis::token, RankPlan::Basis::heads};
+    std::vector<RankBasis> bases =
+        learn_bases(session, read_source(model_->info()), RankPlan{}, kinds, 1 << 16, window);
+    ranked_ = std::make_shared<RankedModel>(std::move(bases[0]));
+    for (const size_t kind : {1, 2})
+      controls_.push_back(std::make_shared<RankedModel>(std::move(bases[kind])));
   }
   static void TearDownTestSuite() {
     ranked_.reset();
+    controls_.clear();
     model_.reset();
     ids_.clear();
     std::filesystem::remove(path_);
@@ -83,12 +88,14 @@ class VarRateEngine : public ::testing::Test {
   static std::unique_ptr<Model> model_;
   static std::vector<int32_t> ids_;
   static std::shared_ptr<const RankedModel> ranked_;
+  static std::vector<std::shared_ptr<const RankedModel>> controls_;  // of tokens, of heads
   ThreadPool pool_{2};
 };
 std::string VarRateEngine::path_;
 std::unique_ptr<Model> VarRateEngine::model_;
 std::vector<int32_t> VarRateEngine::ids_;
 std::shared_ptr<const RankedModel> VarRateEngine::ranked_;
+std::vector<std::shared_ptr<const RankedModel>> VarRateEngine::controls_;
 
 TEST_F(VarRateEngine, MoreKeptLosesLess) {
   const auto session = read();
@@ -135,6 +142,37 @@ TEST_F(VarRateEngine, AllWaysToReadAgree) {
   }
   for (size_t i = 0; i < out.size(); ++i)  // the second half multiplies in bf16
     EXPECT_LT(divergence(out[0], out[i]), i < out.size() / 2 ? 1e-5 : 1e-3) << i;
+}
+
+// Low rank without anchors, of tokens and of groups of heads: stored, read, and better for more.
+TEST_F(VarRateEngine, ControlsAreReadLikeAnyOther) {
+  const auto session = read();
+  const auto want = ask(*session);
+  const double numbers = static_cast<double>(kTokens * model_->info().n_layers *
+                                             model_->info().kv_heads * model_->info().head_dim * 2);
+  for (const size_t control : {0, 1}) {
+    std::vector<double> lost;
+    for (const char* keep : {"0.8", "0.5"}) {
+      const std::string spec =
+          str("varrate(basis=", control == 0 ? "token" : "heads", ",keep=", keep, ")");
+      session->set_aside();
+      session->encode(plan(spec), controls_[control]);
+      const RankedPrefix& prefix = *session->ranked();
+      lost.push_back(divergence(want, ask(*session)));
+      double kept = 0;
+      for (int layer = 0; layer < prefix.n_layers(); ++layer) {
+        EXPECT_EQ(prefix.layer(layer).tokens().exact.size(), 65u);
+        const int width = prefix.shape().kv_heads * prefix.shape().head_dim * 2;
+        kept += static_cast<double>(65 * width + prefix.layer(layer).rank_sum());
+      }
+      EXPECT_LE(kept / numbers, std::stod(keep)) << spec;
+      EXPECT_GE(kept / numbers, std::stod(keep) - (control == 0 ? 0.001 : 0.15)) << spec;
+      session->restore();
+      EXPECT_EQ(ask(*session), want);
+    }
+    EXPECT_LT(lost[0], lost[1]);
+    EXPECT_GT(lost[0], 0);
+  }
 }
 
 TEST_F(VarRateEngine, RefusesAndLeavesThingsAsTheyWere) {

@@ -38,10 +38,10 @@ TEST(VarRateQuality, ThePresetKeepsPasskeysThatThePapersRuleLoses) {
   options.n_threads = 2;
   const auto model = Model::load(path, options);
   const ReadSource source = read_source(model->info());
-  const std::string file = basis_path(source);
+  const std::string file = basis_path(source, RankPlan::Basis::residual);
   if (!std::filesystem::exists(file)) GTEST_SKIP() << "no basis: run `make`, or kvist calibrate";
   const auto ranked = std::make_shared<RankedModel>(load_basis(file));
-  ranked->basis().check_fits(source, 1);
+  ranked->basis().check_fits(source, RankPlan{});
   const auto tokenizer = Tokenizer::load(path);
   ThreadPool pool(2);
   const std::vector<std::string> specs = {"varrate(keep=0.5,preset=reuse)",

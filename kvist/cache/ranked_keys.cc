@@ -240,6 +240,7 @@ void reconstruct_ranked(const RankedView& view, int head, std::vector<float>* k,
   const auto mean = [&](const std::vector<float>& rows, size_t i, size_t channel) {
     const auto anchors = code.neighbours_of(i);
     const size_t c = anchors.size();
+    if (c == 0) return 0.0f;
     float sum = 0;
     for (size_t n = 0; n < c; ++n) {
       const size_t row = static_cast<size_t>(tokens.exact_of_anchor[anchors[n]]);

@@ -317,7 +317,7 @@ RankedCode RankedLayer::decode(const float* sigma) const {
     const int n_chunks = read_block(block, sigma, x.data(), depth.data(), chunks.data());
     for (int i = 0; i < block_tokens(block); ++i) {
       const size_t token = static_cast<size_t>(block * kBlock + order(block)[i]);
-      std::copy_n(&index[static_cast<size_t>(i) * c], c, &code.neighbours[token * c]);
+      std::copy_n(index.data() + static_cast<size_t>(i) * c, c, code.neighbours.data() + token * c);
       for (int k = 0; k < n_chunks && i < chunks[static_cast<size_t>(k)].n_tokens; ++k) {
         const Chunk& chunk = chunks[static_cast<size_t>(k)];
         std::copy_n(chunk.x + i * kRankChunk, chunk.depth[i],

@@ -145,6 +145,22 @@ TEST(RankedReader, EqualsTheReconstructionForEveryRank) {
   expect_equal_modes({}, 2e-4, 20);  // one token has nearly all the weight
 }
 
+TEST(RankedReader, EqualsTheReconstructionWithoutAnchors) {
+  for (const int window : {0, 64})
+    expect_equal_modes({.n_tokens = 500, .window = window, .neighbours = 0});
+  const RankedTestLayer made({.n_tokens = 500, .neighbours = 0});
+  ThreadPool pool(2);
+  made.layer->keep_key_norms(measure_residuals(made.view(), pool));
+  const Question question(made.shape, 2, 3, 9);
+  RankedView view = made.view();
+  view.skip = true;
+  expect_close(read(view, question, 2), plain(made.view(), question), 1e-4);
+  const ExpandedKeys expanded = expand_keys(made.view(), 1 << 30, pool);
+  view = made.view();
+  view.expanded = &expanded;
+  expect_close(read(view, question, 2), plain(made.view(), question), 1e-3);  // keys are f16
+}
+
 TEST(RankedReader, EqualsTheReconstructionAtEveryWidth) {
   for (const CoefficientFormat& format :
        {CoefficientFormat{3}, {4}, {8}, {8, RankPlan::Code::sigma}, {3, RankPlan::Code::sigma}})

@@ -18,8 +18,9 @@ namespace kvist::testing {
 struct RankedCase {
   int kv_heads = 2, heads = 6, head_dim = 16;
   int n_tokens = 300;
-  int stride = 16, window = 64, neighbours = 4;
-  int basis_rows = 64;  // at most 2 kv_heads head_dim
+  int stride = 16, window = 64, neighbours = 4;  // 0 neighbours: the first token and the window are
+                                                 // exact, nothing is an anchor
+  int basis_rows = 64;                           // at most 2 kv_heads head_dim
   Scalar type = Scalar::f16;
   bool adjacent = false;
   double value_scale = 1;
@@ -134,8 +135,9 @@ class RankedTestLayer {
   void encode(const RankedCase& of) {
     code.n_tokens = of.n_tokens;
     for (int t = 0; t < of.n_tokens; ++t) {
-      if (t % of.stride == 0) code.anchors.push_back(t);
-      (t % of.stride == 0 || t >= of.n_tokens - of.window ? code.exact : code.coded).push_back(t);
+      const bool anchor = of.neighbours > 0 && t % of.stride == 0;
+      if (anchor) code.anchors.push_back(t);
+      (anchor || t == 0 || t >= of.n_tokens - of.window ? code.exact : code.coded).push_back(t);
     }
     const int c = std::min(of.neighbours, static_cast<int>(code.anchors.size()));
     code.n_neighbours = c;

@@ -52,7 +52,10 @@ RankBasis basis_arrays(const Dump& dump, const RankPlan& plan) {
     if (eigenvalues->shape() != expected)
       refuse_array(spread, str("shape ", shape_text(eigenvalues->shape())), shape_text(expected));
   }
+  if (plan.basis == RankPlan::Basis::heads)
+    refuse_array(rows.path(), "rows alone", "a file for basis=heads, which names groups (--basis)");
   RankBasis basis;
+  basis.kind = plan.basis;
   basis.value_scale = plan.value_scale;
   for (int i = 0; i < dump.n_layers(); ++i) {
     RankBasisLayer& layer = basis.layers.emplace_back();
@@ -86,7 +89,7 @@ RankBasis basis_file(const std::string& path, const Dump& dump, const RankPlan& 
                     dump.n_model_layers(), ", ", dump.kv_heads(), " of ", dump.head_dim(),
                     " (meta.json says which layers of how many they are)"));
   }
-  basis.check_fits(basis.source, plan.value_scale);
+  basis.check_fits(basis.source, plan);
   std::vector<RankBasisLayer> used;
   for (const int layer : dump.model_layers())
     used.push_back(std::move(basis.layers[static_cast<size_t>(layer)]));

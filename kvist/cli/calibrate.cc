@@ -33,6 +33,7 @@ struct CalibrateOptions {
   bool basis = false, show = false;
   int stride = RankPlan{}.stride, neighbours = RankPlan{}.neighbours, rows = 1024;
   double value_scale = 1;
+  std::string kind = "all";
 };
 
 // The first windows of all documents, then their second ones, until there are enough.
@@ -77,47 +78,77 @@ double raw_energy(const RankBasisLayer& layer) {
   return sum;
 }
 
-void print_basis(const RankBasis& basis, const std::string& file, const Context& context) {
+nlohmann::ordered_json layers_json(const RankBasis& basis) {
   auto rows = nlohmann::ordered_json::array();
+  for (const RankBasisLayer& layer : basis.layers) {
+    auto row = nlohmann::ordered_json{{"residual_energy", layer.residual_energy},
+                                      {"variance", raw_energy(layer)},
+                                      {"energy", layer.total_energy}};
+    if (basis.kind == RankPlan::Basis::residual)
+      row["residual_ranks"] = ranks_of(layer.eigenvalues);
+    row["whole_ranks"] = ranks_of(layer.raw_eigenvalues);
+    rows.push_back(row);
+  }
+  return rows;
+}
+
+nlohmann::ordered_json basis_json(const RankBasis& basis, const std::string& file) {
+  return {{"model", basis.source.model},
+          {"kind", name(basis.kind)},
+          {"file", file},
+          {"stride", basis.stride},
+          {"neighbours", basis.neighbours},
+          {"value_scale", basis.value_scale},
+          {"width", basis.layers.front().width},
+          {"rows", basis.layers.front().n_rows},
+          {"residuals", basis.residuals},
+          {"charged_bytes", basis.charged_bytes()},
+          {"shares", {0.5, 0.9, 0.99}},
+          {"layers", layers_json(basis)}};
+}
+
+void print_basis(const RankBasis& basis, const std::string& file) {
+  std::printf("%s: %d of %d directions a layer, from %s tokens; %s of shared state\n", file.c_str(),
+              basis.layers.front().n_rows, basis.layers.front().width,
+              human_count(static_cast<uint64_t>(basis.residuals)).c_str(),
+              human_bytes(basis.charged_bytes()).c_str());
+  if (basis.kind != RankPlan::Basis::residual) return;
   const auto text = [](const std::vector<int>& ranks) {
     return fmt::format("{} / {} / {}", ranks[0], ranks[1], ranks[2]);
   };
   Table table({"layer", "residual energy", "of 50 / 90 / 99 %", "whole tokens 50 / 90 / 99 %"});
   for (size_t i = 0; i < basis.layers.size(); ++i) {
     const RankBasisLayer& layer = basis.layers[i];
-    const auto residual = ranks_of(layer.eigenvalues), raw = ranks_of(layer.raw_eigenvalues);
     const double share = layer.residual_energy / raw_energy(layer);
-    rows.push_back({{"residual_energy", layer.residual_energy},
-                    {"variance", raw_energy(layer)},
-                    {"energy", layer.total_energy},
-                    {"residual_ranks", residual},
-                    {"whole_ranks", raw}});
-    table.add({str(i), fmt::format("{:.1f} %", 100 * share), text(residual), text(raw)});
-  }
-  const int width = basis.layers.front().width;
-  if (context.json) {
-    std::printf("%s\n", nlohmann::ordered_json{{"model", basis.source.model},
-                                               {"file", file},
-                                               {"stride", basis.stride},
-                                               {"neighbours", basis.neighbours},
-                                               {"value_scale", basis.value_scale},
-                                               {"width", width},
-                                               {"rows", basis.layers.front().n_rows},
-                                               {"residuals", basis.residuals},
-                                               {"charged_bytes", basis.charged_bytes()},
-                                               {"shares", {0.5, 0.9, 0.99}},
-                                               {"layers", rows}}
-                            .dump(2)
-                            .c_str());
-    return;
+    table.add({str(i), fmt::format("{:.1f} %", 100 * share), text(ranks_of(layer.eigenvalues)),
+               text(ranks_of(layer.raw_eigenvalues))});
   }
   std::printf(
-      "%s: %d of %d directions a layer, from %s residuals; %s of shared state\n"
       "Residuals against the variance of whole tokens, and directions that hold so much of "
       "each:\n%s",
-      file.c_str(), basis.layers.front().n_rows, width,
-      human_count(static_cast<uint64_t>(basis.residuals)).c_str(),
-      human_bytes(basis.charged_bytes()).c_str(), table.text().c_str());
+      table.text().c_str());
+}
+
+std::vector<RankPlan::Basis> kinds_of(const CalibrateOptions& options) {
+  std::vector<RankPlan::Basis> kinds;
+  for (const auto kind :
+       {RankPlan::Basis::residual, RankPlan::Basis::token, RankPlan::Basis::heads}) {
+    if (options.kind == "all" || options.kind == name(kind)) kinds.push_back(kind);
+  }
+  return kinds;
+}
+
+// The bases that a run made or showed, as one document or as text.
+void print_bases(std::span<const RankBasis> bases, std::span<const std::string> files,
+                 const Context& context) {
+  auto all = nlohmann::ordered_json::array();
+  for (size_t i = 0; i < bases.size(); ++i) {
+    if (context.json)
+      all.push_back(basis_json(bases[i], files[i]));
+    else
+      print_basis(bases[i], files[i]);
+  }
+  if (context.json) std::printf("%s\n", nlohmann::ordered_json{{"bases", all}}.dump(2).c_str());
 }
 
 int run_basis(const CalibrateOptions& options, const Context& context) {
@@ -130,30 +161,37 @@ int run_basis(const CalibrateOptions& options, const Context& context) {
   const std::string path = model_path(options.inputs);
   const auto model = Model::load(path, model_options(options.inputs, context));
   const ReadSource source = read_source(model->info());
-  const std::string file = options.out.empty() ? basis_path(source) : options.out;
+  const std::vector<RankPlan::Basis> kinds = kinds_of(options);
+  std::vector<std::string> files;
+  for (const RankPlan::Basis kind : kinds)
+    files.push_back(options.out.empty() ? basis_path(source, kind) : options.out);
   if (options.where) {
-    std::printf("%s\n", file.c_str());
+    for (const std::string& file : files) std::printf("%s\n", file.c_str());
     return kDone;
   }
   if (options.show) {
-    const RankBasis basis = load_basis(file);
-    basis.check_fits(source, options.value_scale);
-    print_basis(basis, file, context);
+    std::vector<RankBasis> bases;
+    for (size_t i = 0; i < kinds.size(); ++i) {
+      bases.push_back(load_basis(files[i]));
+      plan.basis = kinds[i];
+      bases.back().check_fits(source, plan);
+    }
+    print_bases(bases, files, context);
     return kDone;
   }
   const auto tokenizer = Tokenizer::load(path);
   const auto windows = windows_of(options, *tokenizer, model->info().context);
-  make_folder(fs::path(file).parent_path());
+  make_folder(fs::path(files.front()).parent_path());
   SessionOptions session_options;
   session_options.cache_type = Scalar::f32;
   Session session(*model, *context.pool, session_options);
   ProgressBar bar("learning directions", false);
-  const RankBasis basis = learn_basis(
-      session, source, plan, options.rows, windows,
+  const std::vector<RankBasis> bases = learn_bases(
+      session, source, plan, kinds, options.rows, windows,
       [&](const Progress& p) { bar.update(p.done, p.total, p.seconds, "tokens"); }, &stop);
   bar.clear();
-  save(basis, file);
-  print_basis(basis, file, context);
+  for (size_t i = 0; i < bases.size(); ++i) save(bases[i], files[i]);
+  print_bases(bases, files, context);
   return kDone;
 }
 
@@ -161,6 +199,10 @@ int run_calibrate(const CalibrateOptions& options, const Context& context) {
   if (options.texts.empty() && !options.where && !options.show)
     throw Error(ErrorKind::invalid_argument,
                 "--text is missing: documents to measure the model on");
+  if (options.basis && !options.out.empty() && options.kind == "all") {
+    throw Error(ErrorKind::invalid_argument,
+                "--out names one file: choose --kind residual, token or heads with it");
+  }
   if (options.basis) return run_basis(options, context);
   if (!options.out.empty() && options.transform == "both") {
     throw Error(ErrorKind::invalid_argument,
@@ -242,6 +284,11 @@ Action add(CLI::App& app) {
       ->capture_default_str();
   app.add_option("--value-scale", options->value_scale,
                  "of --basis: values are multiplied by it beside keys")
+      ->needs(basis)
+      ->capture_default_str();
+  app.add_option("--kind", options->kind,
+                 "of --basis: what it is learned from, as in varrate's option basis")
+      ->check(CLI::IsMember({"residual", "token", "heads", "all"}))
       ->needs(basis)
       ->capture_default_str();
   app.add_option("--rows", options->rows, "of --basis: most directions kept a layer")

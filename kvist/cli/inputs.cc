@@ -164,16 +164,17 @@ std::shared_ptr<const CodedModel> load_code(const std::string& file, const Readi
 std::shared_ptr<const RankedModel> load_ranked(const std::string& file, const RankPlan& plan,
                                                const ModelInfo& info) {
   const ReadSource source = read_source(info);
-  const std::string usual = basis_path(source);
+  const std::string usual = basis_path(source, plan.basis);
   const std::string path = file.empty() ? usual : file;
   if (file.empty() && !std::filesystem::exists(usual)) {
     throw Error(ErrorKind::not_found,
-                str("varrate needs a basis of ", info.path, ", and there is none at ", usual,
+                str("varrate(basis=", name(plan.basis), ") needs a basis of ", info.path,
+                    ", and there is none at ", usual,
                     ". Make one with `kvist calibrate --basis -m MODEL --text DIR`, or name one "
                     "with --basis FILE"));
   }
   RankBasis basis = load_basis(path);
-  basis.check_fits(source, plan.value_scale);
+  basis.check_fits(source, plan);
   return std::make_shared<RankedModel>(std::move(basis));
 }
 

@@ -45,6 +45,10 @@ void mean_of_rows(const float* HWY_RESTRICT rows, const AnchorLists& anchors, in
   for (int t = 0; t < n; ++t, out += width) {
     const uint16_t* index = anchors.index + int64_t{t} * anchors.stride;
     const int c = anchors.count[t];
+    if (c == 0) {
+      std::fill_n(out, width, 0.0f);
+      continue;
+    }
     const bool exact = (c & (c - 1)) == 0;  // 1 / c is
     const float share = 1.0f / static_cast<float>(c), count = static_cast<float>(c);
     const Vec vshare = hn::Set(Floats(), share), vcount = hn::Set(Floats(), count);
@@ -335,6 +339,7 @@ void shares(const float* HWY_RESTRICT p, int64_t p_stride, int rows, const Ancho
     const int some = std::min(kWide, rows - first);
     for (int t = 0; t < n; ++t) {
       const uint16_t* index = anchors.index + int64_t{t} * anchors.stride;
+      if (anchors.count[t] == 0) continue;
       const float share = 1.0f / static_cast<float>(anchors.count[t]);
       float column[kWide] = {};
       for (int r = 0; r < some; ++r) column[r] = p[(first + r) * p_stride + t] * share;

@@ -17,13 +17,14 @@ void widen_f16(const f16* in, int64_t n, float scale, float* out) noexcept;
 // n numbers times `scale`, to the nearest f16, ties to even.
 void narrow_f16(const float* in, int64_t n, float scale, f16* out) noexcept;
 
-// The anchors of some tokens: token t has count[t] of them, at least 1, index[t * stride] on.
+// The anchors of some tokens: token t has count[t] of them, index[t * stride] on.
 struct AnchorLists {
   const uint16_t* index = nullptr;
   const uint8_t* count = nullptr;
   int stride = 0;
 };
-// out[t] = the mean of its anchors' rows, summed in their order; rows [.][width], out [n][width].
+// out[t] = the mean of its anchors' rows, 0 of none, summed in their order; rows [.][width], out
+// [n][width].
 void mean_rows(const float* rows, const AnchorLists& anchors, int n, int width,
                float* out) noexcept;
 

@@ -115,10 +115,11 @@ std::vector<ReadCalibration> calibrate(Session& session, const ReadSource& sourc
   return calibrations;
 }
 
-RankBasis learn_basis(Session& session, const ReadSource& source, const RankPlan& plan, int n_rows,
-                      std::span<const std::vector<int32_t>> windows,
-                      const std::function<void(const Progress&)>& on_progress,
-                      const std::atomic<bool>* stop) {
+std::vector<RankBasis> learn_bases(Session& session, const ReadSource& source, const RankPlan& plan,
+                                   std::span<const RankPlan::Basis> kinds, int n_rows,
+                                   std::span<const std::vector<int32_t>> windows,
+                                   const std::function<void(const Progress&)>& on_progress,
+                                   const std::atomic<bool>* stop) {
   BasisLearner learner(source, plan);
   std::optional<RotationTable> rotation;  // as long as the longest window so far
   ThreadPool* pool = nullptr;
@@ -131,7 +132,9 @@ RankBasis learn_basis(Session& session, const ReadSource& source, const RankPlan
     });
   });
   if (pool == nullptr) throw Error(ErrorKind::invalid_argument, "no text to learn a basis from");
-  return learner.finish(n_rows, *pool);
+  std::vector<RankBasis> bases;
+  for (const RankPlan::Basis kind : kinds) bases.push_back(learner.finish(kind, n_rows, *pool));
+  return bases;
 }
 
 ReadCalibration calibrate_on_prefix(Session& session, const ReadSource& source,
@@ -154,8 +157,8 @@ std::string calibration_path(const ReadSource& source, const ReadBasis& basis) {
              basis.seed, basis.layer_signs ? "-per-layer" : "", ".readkv");
 }
 
-std::string basis_path(const ReadSource& source) {
-  return str(calibration_folder(), "/", source.model, ".varrate");
+std::string basis_path(const ReadSource& source, RankPlan::Basis kind) {
+  return str(calibration_folder(), "/", source.model, "-", name(kind), ".varrate");
 }
 
 }  // namespace kvist

@@ -33,19 +33,21 @@ std::vector<ReadCalibration> calibrate(Session& session, const ReadSource& sourc
 ReadCalibration calibrate_on_prefix(Session& session, const ReadSource& source,
                                     const ReadBasis& basis);
 
-// What VarRate needs instead: residuals of every window under the anchors of `plan`, and at most
-// `n_rows` directions a layer.
-RankBasis learn_basis(Session& session, const ReadSource& source, const RankPlan& plan, int n_rows,
-                      std::span<const std::vector<int32_t>> windows,
-                      const std::function<void(const Progress&)>& on_progress = {},
-                      const std::atomic<bool>* stop = nullptr);
+// What VarRate needs instead: residuals of every window under the anchors of `plan`, and whole
+// tokens; at most `n_rows` directions a layer of each of `kinds`.
+std::vector<RankBasis> learn_bases(Session& session, const ReadSource& source, const RankPlan& plan,
+                                   std::span<const RankPlan::Basis> kinds, int n_rows,
+                                   std::span<const std::vector<int32_t>> windows,
+                                   const std::function<void(const Progress&)>& on_progress = {},
+                                   const std::atomic<bool>* stop = nullptr);
 
 // Where `kvist calibrate` puts a calibration and `readkv` looks for it: a folder of the user's
 // (KVIST_CALIBRATION, else $XDG_DATA_HOME/kvist, else ~/.local/share/kvist), the file named by the
 // model's hash and the transforms.
 std::string calibration_folder();
 std::string calibration_path(const ReadSource& source, const ReadBasis& basis);
-// The same of varrate's basis, whose anchors and scale of values are not part of the name.
-std::string basis_path(const ReadSource& source);
+// The same of varrate's basis of a kind, whose anchors and scale of values are not part of the
+// name.
+std::string basis_path(const ReadSource& source, RankPlan::Basis kind);
 
 }  // namespace kvist

@@ -41,6 +41,12 @@ AnchorSets anchor_sets(int n_tokens, int stride, int window) {
   return sets;
 }
 
+AnchorSets no_anchors(int n_tokens, int window) {
+  AnchorSets sets = anchor_sets(n_tokens, n_tokens, window);
+  sets.anchors.clear();
+  return sets;
+}
+
 Buffer<float> joint_rows(const LayerInput& layer, const RotationTable& rotation,
                          double value_scale) {
   Buffer<float> z;
@@ -95,6 +101,10 @@ std::vector<uint16_t> nearest_anchors(const float* z, int width, const AnchorSet
 
 void anchor_mean(const float* z, int width, const AnchorSets& sets,
                  std::span<const uint16_t> neighbours, float* mean) {
+  if (neighbours.empty()) {
+    std::fill_n(mean, width, 0.0f);
+    return;
+  }
   const auto row = [&](size_t i) {
     return z + static_cast<int64_t>(sets.anchors[neighbours[i]]) * width;
   };

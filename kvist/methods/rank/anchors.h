@@ -21,6 +21,8 @@ struct AnchorSets {
   std::vector<int32_t> coded;    // the rest
 };
 AnchorSets anchor_sets(int n_tokens, int stride, int window);
+// Without anchors: the first token and the window are exact.
+AnchorSets no_anchors(int n_tokens, int window);
 
 // Size of `exact`: window + ceil((n - window) / stride), or n where the window covers all.
 int64_t exact_count(int64_t n_tokens, int64_t stride, int64_t window);
@@ -41,8 +43,8 @@ void joint_rows(const LayerInput& layer, const RotationTable& rotation, double v
 std::vector<uint16_t> nearest_anchors(const float* z, int width, const AnchorSets& sets, int count,
                                       bool causal, ThreadPool& pool);
 
-// Mean of the anchors' rows, summed in their order in fp32: times 1/n for n a power of two, divided
-// else. mean [width].
+// Mean of the anchors' rows, 0 of none, summed in their order in fp32: times 1/n for n a power of
+// two, divided else. mean [width].
 void anchor_mean(const float* z, int width, const AnchorSets& sets,
                  std::span<const uint16_t> neighbours, float* mean);
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
-// Basis files. After magic and version: the source, stride, neighbours, scale of values, residuals,
-// rows a layer, format; then layer by layer rows in that format, eigenvalues of residuals and of z
-// as float32, the two energies.
+// Basis files. After magic and version: the kind, the source, stride, neighbours, scale of values,
+// residuals, rows a layer, format; then layer by layer rows in that format, eigenvalues of
+// residuals and of z as float32, the two energies, and of the kind `heads` portions: their number,
+// and rows, worth and rows reached of each.
 #include "kvist/methods/rank/basis.h"
 
 #include <cmath>
@@ -14,10 +15,31 @@ namespace kvist {
 namespace {
 
 constexpr std::string_view kMagic = "KVISTRKB";
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kVersion = 2;
 constexpr int kMostRows = 65535;
 
-RankBasisLayer read_layer(FieldReader& in, int rows, int width, Scalar format) {
+std::vector<RankBasisLayer::Portion> read_portions(FieldReader& in, int rows) {
+  std::vector<RankBasisLayer::Portion> portions(
+      static_cast<size_t>(in.integer("portions", 1, rows)));
+  int left = rows;
+  int64_t before = 0;
+  for (RankBasisLayer::Portion& portion : portions) {
+    portion.rows = in.integer("rows of a portion", 1, left);
+    left -= portion.rows;
+    portion.worth = in.get<double>("worth of a portion");
+    if (!(portion.worth >= 0 && portion.worth <= 1))
+      in.refuse("worth of a portion", str(portion.worth), "0 to 1");
+    portion.reached = in.get<int64_t>("rows reached");
+    if (portion.reached <= before)
+      in.refuse("rows reached", str(portion.reached), str("more than ", before));
+    before = portion.reached;
+  }
+  if (left > 0) in.refuse("rows of portions", str(rows - left), str(rows));
+  return portions;
+}
+
+RankBasisLayer read_layer(FieldReader& in, int rows, int width, Scalar format,
+                          RankPlan::Basis kind) {
   RankBasisLayer layer;
   layer.n_rows = rows;
   layer.width = width;
@@ -31,20 +53,46 @@ RankBasisLayer read_layer(FieldReader& in, int rows, int width, Scalar format) {
     if (!std::isfinite(*energy) || *energy < 0)
       in.refuse(field, str(*energy), "a finite number of at least 0");
   }
+  if (kind == RankPlan::Basis::heads) layer.portions = read_portions(in, rows);
   return layer;
 }
 
 }  // namespace
 
-void RankBasis::check_fits(const ReadSource& other, double scale) const {
+int RankBasisLayer::rows_within(int64_t total) const {
+  int n = 0;
+  for (const Portion& portion : portions)
+    if (portion.reached <= total) n += portion.rows;
+  return n;
+}
+
+const char* name(RankPlan::Basis kind) {
+  switch (kind) {
+    case RankPlan::Basis::residual:
+      return "residual";
+    case RankPlan::Basis::token:
+      return "token";
+    case RankPlan::Basis::heads:
+      return "heads";
+  }
+  KVIST_ASSERT(false);
+  return "";
+}
+
+void RankBasis::check_fits(const ReadSource& other, const RankPlan& plan) const {
   if (!(source == other)) {
     throw Error(ErrorKind::invalid_argument, str("the basis was measured on ", name_of(source),
                                                  "; it is to be used on ", name_of(other)));
   }
-  if (value_scale != scale) {
+  if (value_scale != plan.value_scale) {
     throw Error(ErrorKind::invalid_argument,
                 str("the basis was measured with values times ", value_scale,
-                    "; it is to be used with value_scale=", scale));
+                    "; it is to be used with value_scale=", plan.value_scale));
+  }
+  if (kind != plan.basis) {
+    throw Error(ErrorKind::invalid_argument,
+                str("the basis is of the kind ", name(kind),
+                    "; it is to be used with basis=", name(plan.basis)));
   }
 }
 
@@ -69,6 +117,7 @@ int rank_of_energy(std::span<const float> eigenvalues, double share) {
 std::vector<uint8_t> encode(const RankBasis& basis) {
   KVIST_ASSERT(!basis.layers.empty());
   FieldWriter out(kMagic, kVersion);
+  out.put(static_cast<uint8_t>(basis.kind));
   put_source(out, basis.source);
   out.put(static_cast<int32_t>(basis.stride));
   out.put(static_cast<int32_t>(basis.neighbours));
@@ -82,6 +131,13 @@ std::vector<uint8_t> encode(const RankBasis& basis) {
     out.numbers(layer.raw_eigenvalues, Scalar::f32);
     out.put(layer.residual_energy);
     out.put(layer.total_energy);
+    if (basis.kind != RankPlan::Basis::heads) continue;
+    out.put(static_cast<int32_t>(layer.portions.size()));
+    for (const RankBasisLayer::Portion& portion : layer.portions) {
+      out.put(static_cast<int32_t>(portion.rows));
+      out.put(portion.worth);
+      out.put(portion.reached);
+    }
   }
   return out.take();
 }
@@ -89,6 +145,7 @@ std::vector<uint8_t> encode(const RankBasis& basis) {
 RankBasis decode_basis(std::span<const uint8_t> bytes, const std::string& name) {
   FieldReader in(bytes, name, kMagic, kVersion);
   RankBasis basis;
+  basis.kind = static_cast<RankPlan::Basis>(in.get_at_most("kind", 2));
   basis.source = get_source(in);
   const ReadShape& shape = basis.source.shape;
   basis.stride = in.integer("stride", 1, 1 << 20);
@@ -102,7 +159,7 @@ RankBasis decode_basis(std::span<const uint8_t> bytes, const std::string& name) 
   const int rows = in.integer("rows", 1, std::min(width, kMostRows));
   basis.format = in.get_at_most("format", 1) == 0 ? Scalar::f32 : Scalar::f16;
   for (int layer = 0; layer < shape.layers; ++layer)
-    basis.layers.push_back(read_layer(in, rows, width, basis.format));
+    basis.layers.push_back(read_layer(in, rows, width, basis.format, basis.kind));
   in.end();
   return basis;
 }

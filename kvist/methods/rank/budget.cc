@@ -24,9 +24,9 @@ int64_t anchors_at(const Shape& shape, int64_t stride) {
 // Bits beside exact rows and coefficients, as RankedLayer stores them: indices, ranks, places in a
 // block, offsets of blocks; gains, counts of neighbours and bounds of keys where a plan has them.
 int64_t metadata_bits(const RankPlan& plan, const Shape& shape, int64_t stride, int64_t coded) {
-  const auto anchors = static_cast<uint64_t>(anchors_at(shape, stride));
+  const auto anchors = static_cast<uint64_t>(anchors_at(shape, std::max<int64_t>(stride, 1)));
   const int64_t index = std::max<int64_t>(1, std::bit_width(anchors - 1));
-  int64_t each = plan.neighbours * index + 16 + 8;
+  int64_t each = (plan.anchored() ? plan.neighbours * index : 0) + 16 + 8;
   if (plan.bits < 16 && plan.code == RankPlan::Code::sigma) each += 16;
   if (plan.causal_anchors) each += 8;
   if (plan.skip) each += 16 * shape.kv_heads;
@@ -50,9 +50,9 @@ int64_t coefficients_in_bytes(const RankPlan& plan, const Shape& shape, RankBudg
 
 RankBudget count(const RankPlan& plan, const Shape& shape, int64_t stride) {
   RankBudget b;
-  b.stride = static_cast<int>(stride);
-  b.least_rank = plan.least_rank;
-  b.exact = exact_count(shape.tokens, stride, plan.window);
+  b.stride = plan.anchored() ? static_cast<int>(stride) : 0;
+  b.least_rank = plan.basis == RankPlan::Basis::heads ? 0 : plan.least_rank;
+  b.exact = exact_count(shape.tokens, plan.anchored() ? stride : shape.tokens, plan.window);
   b.coded = shape.tokens - b.exact;
   b.total = plan.rate == RankPlan::Rate::scalars
                 ? floor_mul(shape.tokens * shape.width, plan.keep) - b.exact * shape.width
@@ -103,13 +103,13 @@ RankBudget rank_budget(const RankPlan& plan, int n_tokens, int width, int n_rows
     return b;
   };
   if (plan.keep.num == plan.keep.den || b.coded == 0) return keep_everything();
-  if (plan.least_rank > n_rows) {
-    throw Error(ErrorKind::invalid_argument, str("varrate: r_min is ", plan.least_rank,
-                                                 ", but the basis has ", n_rows, " rows"));
+  if (b.least_rank > n_rows) {
+    throw Error(ErrorKind::invalid_argument,
+                str("varrate: r_min is ", b.least_rank, ", but the basis has ", n_rows, " rows"));
   }
   if (!feasible(b)) {
     if (plan.infeasible == Infeasible::error) refuse(plan, shape, b);
-    if (plan.infeasible == Infeasible::widen_stride) b = widen(plan, shape, b);
+    if (plan.infeasible == Infeasible::widen_stride && plan.anchored()) b = widen(plan, shape, b);
     if (!feasible(b) && (b.total < 0 || plan.infeasible == Infeasible::exact))
       return keep_everything();
     b.least_rank = static_cast<int>(std::min<int64_t>(b.least_rank, b.total / b.coded));

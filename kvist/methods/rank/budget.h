@@ -9,7 +9,7 @@
 namespace kvist {
 
 struct RankBudget {
-  int stride = 0;         // as asked for, or wider
+  int stride = 0;         // as asked for, or wider; 0 without anchors
   int least_rank = 0;     // likewise, or lower
   int64_t exact = 0;      // tokens
   int64_t coded = 0;      // tokens; 0: everything stays as it is
@@ -24,6 +24,7 @@ struct RankBudget {
 // and with rate=bytes, of kv_heads heads, the most whose bytes, metadata and quantiser scales
 // charged at their largest, stay within the share of a 16-bit layer.
 //
+// Without anchors the first token and the window are exact. With basis=heads the least rank is 0.
 // Where B is less than the least rank of all coded tokens, plan.infeasible decides. Throws
 // Error(invalid_argument) with the numbers and the smallest share that works where that is `error`;
 // where the least rank exceeds the basis; and Error(unsupported) for a layer of 2^39 numbers.

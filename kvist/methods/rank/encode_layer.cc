@@ -149,6 +149,10 @@ void code_by_rank(const Residuals& residuals, const kernels::PackedRows& rows, T
 RankedCode encode_layer(const LayerInput& layer, const RankBasisLayer& basis, const RankPlan& plan,
                         const RotationTable& rotation, ThreadPool& pool, EncodeScratch* scratch) {
   const int width = 2 * layer.kv_heads * layer.head_dim;
+  if (plan.basis == RankPlan::Basis::heads && basis.portions.empty()) {
+    throw Error(ErrorKind::invalid_argument,
+                "varrate: basis=heads needs a basis of that kind, as calibrate --basis makes it");
+  }
   if (basis.width != width) {
     throw Error(ErrorKind::invalid_argument, str("varrate, layer ", layer.layer, ": the basis is ",
                                                  basis.width, " numbers wide, a token ", width));
@@ -159,19 +163,21 @@ RankedCode encode_layer(const LayerInput& layer, const RankBasisLayer& basis, co
   code.stride = budget.stride;
   code.least_rank = budget.least_rank;
   code.offset = {0};
-  const AnchorSets sets =
-      anchor_sets(layer.n_tokens, budget.stride, budget.coded == 0 ? layer.n_tokens : plan.window);
+  const int window = budget.coded == 0 ? layer.n_tokens : plan.window;
+  const AnchorSets sets = plan.anchored() ? anchor_sets(layer.n_tokens, budget.stride, window)
+                                          : no_anchors(layer.n_tokens, window);
   code.exact = sets.exact;
   code.anchors = sets.anchors;
   code.coded = sets.coded;
-  code.causal = plan.causal_anchors;
+  code.causal = plan.anchored() && plan.causal_anchors;
   code.n_neighbours = std::min(plan.neighbours, static_cast<int>(sets.anchors.size()));
   if (code.coded.empty()) return code;
 
   EncodeScratch own;
   Buffer<float>& z = (scratch != nullptr ? scratch : &own)->z;
   joint_rows(layer, rotation, plan.value_scale, &z);
-  code.neighbours = nearest_anchors(z.data(), width, sets, code.n_neighbours, code.causal, pool);
+  if (plan.anchored())
+    code.neighbours = nearest_anchors(z.data(), width, sets, code.n_neighbours, code.causal, pool);
   const Residuals residuals(z.data(), width, code);
   std::vector<double> residual_energy;
   if (plan.salience == RankPlan::Salience::norm)
@@ -186,7 +192,13 @@ RankedCode encode_layer(const LayerInput& layer, const RankBasisLayer& basis, co
                           .most = basis.n_rows,
                           .granule = plan.granule,
                           .round_up = plan.round_up};
-  if (plan.allocation == RankPlan::Allocation::energy) {
+  if (plan.basis == RankPlan::Basis::heads) {
+    // The budget is one for all layers, which have as many tokens each.
+    const int64_t all = budget.total / budget.coded * layer.n_layers +
+                        budget.total % budget.coded * layer.n_layers / budget.coded;
+    code.rank.assign(code.coded.size(), static_cast<uint16_t>(basis.rows_within(all)));
+    code_by_rank(residuals, rows, pool, &code);
+  } else if (plan.allocation == RankPlan::Allocation::energy) {
     code_by_energy(residuals, rows, shat, limits, pool, &code);
   } else {
     const std::vector<uint32_t> q = quantized_salience(shat);

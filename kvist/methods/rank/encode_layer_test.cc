@@ -177,6 +177,66 @@ TEST(EncodeLayer, EnergyLeavesLessErrorThanFlat) {
   EXPECT_LT(left(RankPlan::Allocation::energy), 0.95 * left(RankPlan::Allocation::salience));
 }
 
+// Low rank without anchors: a token's own coordinates in the basis.
+TEST(EncodeLayer, WithoutAnchorsTokensThemselvesAreProjected) {
+  for (const auto allocation : {RankPlan::Allocation::salience, RankPlan::Allocation::energy}) {
+    RankPlan plan = small_plan();
+    plan.basis = RankPlan::Basis::token;
+    plan.allocation = allocation;
+    plan.salience = allocation == RankPlan::Allocation::energy ? RankPlan::Salience::window
+                                                               : RankPlan::Salience::flat;
+    const Encoded e = encode(plan);
+    EXPECT_EQ(e.code.exact.size(), 11u);
+    EXPECT_EQ(e.code.exact.front(), 0);
+    EXPECT_TRUE(e.code.anchors.empty());
+    EXPECT_EQ(e.code.n_neighbours, 0);
+    EXPECT_EQ(e.code.stride, 0);
+    EXPECT_EQ(e.code.unspent, 0);
+    EXPECT_EQ(e.code.offset.back(), 2160u - 11 * 24);  // floor(0.6 * 24 * 150) less exact tokens
+    for (size_t i = 0; i < e.code.coded.size(); ++i) {
+      const auto got = e.code.coefficients_of(i);
+      if (allocation == RankPlan::Allocation::salience) {
+        EXPECT_NEAR(got.size(), 1896.0 / 139, 1);
+      }
+      for (size_t j = 0; j < got.size(); ++j) {
+        double sum = 0;
+        for (size_t c = 0; c < 24; ++c)
+          sum += static_cast<double>(e.z[static_cast<size_t>(e.code.coded[i]) * 24 + c]) *
+                 static_cast<double>(e.basis.row(static_cast<int>(j))[c]);
+        EXPECT_NEAR(got[j], sum, 2e-5);
+      }
+    }
+  }
+}
+
+// Portions of 5 rows of this layer are the first, third and fifth of all; five layers have a budget
+// of floor(5 * 1896 / 139) = 68 rows together.
+TEST(EncodeLayer, HeadsTakeTheirPartOfOneBudget) {
+  RankPlan plan = small_plan();
+  plan.basis = RankPlan::Basis::heads;
+  EXPECT_THROW(encode(plan), Error);  // salience says otherwise
+  plan.salience = RankPlan::Salience::flat;
+  try {
+    encode(plan);  // a basis without portions
+    FAIL() << "accepted";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::invalid_argument);
+  }
+  TestLayer layer = TestLayer::random(150, 2, 2, 6, 16, 3);
+  ThreadPool pool(2);
+  const LayerInput in = layer.input(pool, 4);
+  RankBasisLayer basis = orthonormal(15, 24, 5);
+  const RotationTable rotation(*in.rope, 150);
+  basis.portions = {{5, 0, 40}, {5, 0, 68}, {5, 0, 69}};
+  for (const uint16_t r : encode_layer(in, basis, plan, rotation, pool).rank) ASSERT_EQ(r, 10);
+  basis.portions[1].reached = 69;
+  const RankedCode code = encode_layer(in, basis, plan, rotation, pool);
+  for (const uint16_t r : code.rank) ASSERT_EQ(r, 5);
+  EXPECT_EQ(code.unspent, 1896 - 139 * 5);
+  plan.least_rank = 20;  // means nothing here
+  EXPECT_NO_THROW(encode_layer(in, basis, plan, rotation, pool));
+}
+
 // varrate.md 18, example 10.
 TEST(EncodeLayer, NothingIsCodedWhereNothingNeedBe) {
   RankPlan plan = small_plan();

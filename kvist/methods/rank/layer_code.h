@@ -16,14 +16,16 @@ namespace kvist {
 // basis.
 struct RankedCode {
   int n_tokens = 0;
-  int stride = 0;                // between anchors, wider than the plan's where its policy said so
-  int least_rank = 0;            // likewise lower
-  int64_t unspent = 0;           // coefficients of the budget; below 0 where ranks were rounded up
-  std::vector<int32_t> exact;    // positions, ascending
-  std::vector<int32_t> anchors;  // positions, ascending; a part of `exact`
-  std::vector<int32_t> coded;    // positions, ascending: all that are not exact
-  int n_neighbours = 0;          // c, anchors a coded token is the mean of
-  bool causal = false;           // only of anchors before it, where there may be fewer
+  int stride = 0;       // between anchors, wider than the plan's where its policy said so;
+                        // 0 without anchors
+  int least_rank = 0;   // likewise lower
+  int64_t unspent = 0;  // coefficients of the budget; below 0 where ranks were rounded up or other
+                        // layers left some
+  std::vector<int32_t> exact;        // positions, ascending
+  std::vector<int32_t> anchors;      // positions, ascending; a part of `exact`
+  std::vector<int32_t> coded;        // positions, ascending: all that are not exact
+  int n_neighbours = 0;              // c, anchors a coded token is the mean of
+  bool causal = false;               // only of anchors before it, where there may be fewer
   std::vector<uint16_t> neighbours;  // [coded][c] indices into `anchors`, nearest first
   std::vector<uint16_t> rank;        // [coded]
   std::vector<float> coefficients;   // token after token, rank[i] each

@@ -4,6 +4,7 @@
 #include <Eigen/Eigenvalues>
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "kvist/core/error.h"
 #include "kvist/kernels/products.h"
@@ -132,13 +133,108 @@ void BasisLearner::add(const LayerInput& layer, const RotationTable& rotation) {
 
 int64_t BasisLearner::residuals() const { return layers_.front().residual.count; }
 
-RankBasis BasisLearner::finish(int n_rows, ThreadPool& pool) const {
+namespace {
+
+constexpr int kGroupHeads = 4;  // as Palu joins them
+constexpr int kPortion = 32;
+
+// The square on the diagonal that begins at `first`.
+SecondMoment part_of(const SecondMoment& moment, int first, int width) {
+  SecondMoment part(width);
+  part.count = moment.count;
+  for (int i = 0; i < width; ++i)
+    for (int j = 0; j < width; ++j)
+      part.sum[static_cast<size_t>(i * width + j)] =
+          moment.sum[static_cast<size_t>(first + i) * static_cast<size_t>(moment.width) +
+                     static_cast<size_t>(first + j)];
+  return part;
+}
+
+// Rows [from, from + n) of a group's own basis, and what part of its energy one of them holds.
+struct PortionOf {
+  double worth = 0;
+  size_t group = 0;
+  int from = 0, n = 0;
+};
+
+std::vector<PortionOf> portions_of(std::span<const float> eigenvalues, size_t group) {
+  const auto sum = [](auto values) { return std::accumulate(values.begin(), values.end(), 0.0); };
+  const double all = sum(eigenvalues);
+  std::vector<PortionOf> out;
+  const int n = static_cast<int>(eigenvalues.size());
+  for (int from = 0; from < n; from += kPortion) {
+    const int some = std::min(kPortion, n - from);
+    const double energy =
+        sum(eigenvalues.subspan(static_cast<size_t>(from), static_cast<size_t>(some)));
+    out.push_back({all > 0 ? energy / all / some : 0, group, from, some});
+  }
+  return out;
+}
+
+// Fills in what portions of all layers reach: those of a layer are in the order of their worth.
+void order_portions(std::vector<RankBasisLayer>& layers) {
+  struct At {
+    double worth;
+    RankBasisLayer::Portion* portion;
+  };
+  std::vector<At> all;
+  for (RankBasisLayer& layer : layers) {
+    for (RankBasisLayer::Portion& portion : layer.portions)
+      all.push_back({portion.worth, &portion});
+  }
+  std::stable_sort(all.begin(), all.end(),
+                   [](const At& a, const At& b) { return a.worth > b.worth; });
+  int64_t reached = 0;
+  for (const At& at : all) at.portion->reached = reached += at.portion->rows;
+}
+
+}  // namespace
+
+RankBasisLayer BasisLearner::grouped_rows(const SecondMoment& moment, int n_rows,
+                                          Scalar format) const {
+  const int heads = source_.shape.kv_heads, d = source_.shape.head_dim;
+  struct Group {
+    int first = 0;  // coordinate
+    RankBasisLayer basis;
+  };
+  std::vector<Group> groups;
+  std::vector<PortionOf> order;
+  for (const int half : {0, heads * d}) {
+    for (int head = 0; head < heads; head += kGroupHeads) {
+      const int first = half + head * d, width = std::min(kGroupHeads, heads - head) * d;
+      groups.push_back({first, principal_rows(part_of(moment, first, width), width, format)});
+      for (const PortionOf& portion :
+           portions_of(groups.back().basis.eigenvalues, groups.size() - 1))
+        order.push_back(portion);
+    }
+  }
+  std::stable_sort(order.begin(), order.end(),
+                   [](const PortionOf& a, const PortionOf& b) { return a.worth > b.worth; });
+  RankBasisLayer out;
+  out.width = moment.width;
+  for (const PortionOf& portion : order) {
+    const Group& group = groups[portion.group];
+    const int rows = std::min(portion.n, n_rows - out.n_rows);
+    if (rows <= 0) break;
+    for (int j = portion.from; j < portion.from + rows; ++j) {
+      out.rows.resize(out.rows.size() + static_cast<size_t>(out.width));
+      std::copy_n(group.basis.row(j), group.basis.width, out.rows.end() - out.width + group.first);
+      out.eigenvalues.push_back(group.basis.eigenvalues[static_cast<size_t>(j)]);
+    }
+    out.n_rows += rows;
+    out.portions.push_back({.rows = rows, .worth = portion.worth});
+  }
+  return out;
+}
+
+RankBasis BasisLearner::finish(RankPlan::Basis kind, int n_rows, ThreadPool& pool) const {
   for (size_t i = 0; i < layers_.size(); ++i) {
     if (layers_[i].residual.count > 0) continue;
     throw Error(ErrorKind::invalid_argument, str("layer ", i, ": no text is longer than the ",
                                                  plan_.window, " tokens that stay exact"));
   }
   RankBasis basis;
+  basis.kind = kind;
   basis.source = source_;
   basis.stride = plan_.stride;
   basis.neighbours = plan_.neighbours;
@@ -150,7 +246,10 @@ RankBasis BasisLearner::finish(int n_rows, ThreadPool& pool) const {
   pool.parallel_for(static_cast<int64_t>(layers_.size()), [&](int64_t i) {
     const Layer& sums = layers_[static_cast<size_t>(i)];
     RankBasisLayer& out = basis.layers[static_cast<size_t>(i)];
-    out = principal_rows(sums.residual, n_rows, basis.format);
+    out = kind == RankPlan::Basis::heads
+              ? grouped_rows(sums.raw, n_rows, basis.format)
+              : principal_rows(kind == RankPlan::Basis::token ? sums.raw : sums.residual, n_rows,
+                               basis.format);
     const Matrix raw = mean_of(sums.raw);
     const Eigen::VectorXd mean = Eigen::Map<const Eigen::VectorXd>(sums.raw_sum.data(), width) /
                                  static_cast<double>(sums.raw.count);
@@ -161,6 +260,7 @@ RankBasis BasisLearner::finish(int n_rows, ThreadPool& pool) const {
     out.residual_energy = mean_of(sums.residual).trace();
     out.total_energy = raw.trace();
   });
+  order_portions(basis.layers);
   return basis;
 }
 

@@ -32,8 +32,8 @@ struct SecondMoment {
 // O(width^3).
 RankBasisLayer principal_rows(const SecondMoment& moment, int n_rows, Scalar format);
 
-// Gathers residuals under the rule of encode_layer, with anchors of `plan`. Memory 2 D^2 doubles a
-// layer.
+// Gathers residuals under the rule of encode_layer, with anchors of `plan`, and beside them whole
+// tokens. Memory 2 D^2 doubles a layer.
 class BasisLearner {
  public:
   BasisLearner(const ReadSource& source, const RankPlan& plan);
@@ -43,9 +43,15 @@ class BasisLearner {
   int64_t residuals() const;
 
   // At most `n_rows` rows a layer. Throws invalid_argument where no text was long enough.
-  RankBasis finish(int n_rows, ThreadPool& pool) const;
+  //
+  // RankPlan::Basis::heads: keys before RoPE and values each by groups of up to 4 heads, every
+  // group with eigenvectors of its own. Rows are ordered by portions of 32 of a group, those first
+  // that hold most of their group's energy a row, among equals of earlier layers and groups.
+  RankBasis finish(RankPlan::Basis kind, int n_rows, ThreadPool& pool) const;
 
  private:
+  RankBasisLayer grouped_rows(const SecondMoment& moment, int n_rows, Scalar format) const;
+
   struct Layer {
     explicit Layer(int width)
         : residual(width), raw(width), raw_sum(static_cast<size_t>(width), 0.0) {}

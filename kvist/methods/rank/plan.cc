@@ -54,6 +54,10 @@ void check(const RankPlan& plan) {
               (plan.gold_begin >= 0 && plan.gold_begin < plan.gold_end),
           str("salience=oracle needs the tokens that matter: gold_begin is ", plan.gold_begin,
               ", gold_end ", plan.gold_end));
+  require(plan.basis != RankPlan::Basis::heads ||
+              (plan.salience == RankPlan::Salience::flat &&
+               plan.allocation == RankPlan::Allocation::salience && !plan.round_up),
+          "basis=heads gives every token the same rank: not with salience, alloc or rounding");
   require(!plan.round_up || (plan.allocation != RankPlan::Allocation::energy &&
                              plan.rate == RankPlan::Rate::scalars),
           "rounding=paper exceeds the budget: only with alloc=salience or split, and rate=scalars");

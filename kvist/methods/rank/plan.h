@@ -19,6 +19,16 @@ struct RankPlan {
   bool causal_anchors = false;
   double value_scale = 1;
 
+  // Directions that tokens are coded in. Without anchors only the first token and the window are
+  // exact, and nothing is subtracted from the others.
+  enum class Basis {
+    residual,  // of what anchors leave (the paper's)
+    token,     // of whole tokens: low rank without anchors
+    heads,     // of keys and of values by groups of 4 heads, one rank for all tokens (Palu-style)
+  };
+  Basis basis = Basis::residual;
+  bool anchored() const { return basis == Basis::residual; }
+
   enum class Salience {
     window,  // attention of the last queries (the paper's)
     twin,    // value energy times the rarity of the key

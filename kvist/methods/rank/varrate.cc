@@ -22,6 +22,14 @@ constexpr OptionSpec kOptions[] = {
      .help = "defaults: those of the paper, or for questions that come later: alloc=energy, "
              "stride=64, and the share as bytes of coefficients of 4 bits",
      .choices = "paper|reuse"},
+    {.name = "basis",
+     .kind = Kind::choice,
+     .fallback = "residual",
+     .unit = "",
+     .help = "directions of what anchors leave; or, as controls, of whole tokens without anchors, "
+             "or of keys and of values by groups of 4 heads, one rank for all tokens (Palu-style); "
+             "salience=flat is the controls' default",
+     .choices = "residual|token|heads"},
     {.name = "stride",
      .kind = Kind::integer,
      .fallback = "16",
@@ -189,9 +197,11 @@ RankPlan plan_of(const Options& o) {
   p.neighbours = integer(o, "neighbours");
   p.least_rank = integer(o, "r_min");
   p.granule = integer(o, "granule");
+  p.basis = chosen<RankPlan::Basis>(o, "basis");
   p.causal_anchors = o.boolean("causal_anchors");
   p.value_scale = o.ratio("value_scale").value();
-  p.salience = chosen<RankPlan::Salience>(o, "salience");
+  p.salience = !p.anchored() && !o.given("salience") ? RankPlan::Salience::flat
+                                                     : chosen<RankPlan::Salience>(o, "salience");
   p.gold_begin = integer(o, "gold_begin");
   p.gold_end = integer(o, "gold_end");
   p.scoring_window = integer(o, "w_obs");

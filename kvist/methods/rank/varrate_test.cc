@@ -29,6 +29,17 @@ TEST(VarRate, OptionsBecomeAPlan) {
   EXPECT_EQ(plan("varrate(value_scale=1/2)").value_scale, 0.5);
 }
 
+// A control takes every token alike unless it is told otherwise.
+TEST(VarRate, ControlsHaveNoAnchors) {
+  for (const char* text : {"varrate(basis=token)", "varrate(basis=heads)"}) {
+    EXPECT_FALSE(plan(text).anchored());
+    EXPECT_EQ(plan(text).salience, RankPlan::Salience::flat);
+    EXPECT_EQ(plan(text).window_queries(), 0);
+  }
+  EXPECT_EQ(plan("varrate(basis=token,salience=window)").salience, RankPlan::Salience::window);
+  EXPECT_TRUE(plan("varrate").anchored());
+}
+
 TEST(VarRate, APresetIsOverriddenByWhatIsGiven) {
   const RankPlan p = plan("varrate(keep=0.25,preset=reuse)");
   EXPECT_EQ(p.keep, (Ratio{1, 4}));
@@ -47,7 +58,9 @@ TEST(VarRate, RefusesWhatCannotBe) {
   for (const char* text :
        {"varrate(keep=0)", "varrate(salience=oracle)", "varrate(rounding=paper,rate=bytes)",
         "varrate(rounding=paper,alloc=energy)", "varrate(value_scale=0)", "varrate(bits=5)",
-        "varrate(bits=17,code=sigma)", "varrate(power=0)"}) {
+        "varrate(bits=17,code=sigma)", "varrate(basis=heads,salience=window)",
+        "varrate(basis=heads,alloc=energy)", "varrate(basis=heads,preset=reuse)",
+        "varrate(power=0)"}) {
     EXPECT_THROW(plan(text), Error) << text;
   }
 }
