@@ -15,7 +15,8 @@ namespace {
 struct LayerRanks {
   std::vector<int> sorted;  // of coded tokens, ascending
   int at_floor = 0, at_cap = 0;
-  double share_of_bytes = 0;  // of the same tokens in f16
+  double share_of_scalars = 0;  // of the numbers of the same tokens; metadata is free
+  double share_of_bytes = 0;    // of their bytes in f16, with all that is stored
 
   int quantile(double q) const {
     if (sorted.empty()) return 0;
@@ -24,7 +25,16 @@ struct LayerRanks {
   }
 };
 
-LayerRanks summed_up(const Ranks& ranks, int layer, uint64_t stored, uint64_t reference) {
+// Exact tokens and coefficients, beside all numbers of the layer.
+double share_of_scalars(const RankedLayer& layer) {
+  const double width = 2.0 * layer.shape().kv_heads * layer.shape().head_dim;
+  return (static_cast<double>(layer.tokens().exact.size()) * width +
+          static_cast<double>(layer.rank_sum())) /
+         (layer.tokens().n_tokens * width);
+}
+
+LayerRanks summed_up(const Ranks& ranks, const RankedPrefix& prefix, int layer,
+                     uint64_t reference) {
   LayerRanks out;
   for (const int rank : ranks.layers[static_cast<size_t>(layer)])
     if (rank != Ranks::kExact) out.sorted.push_back(rank);
@@ -34,7 +44,9 @@ LayerRanks summed_up(const Ranks& ranks, int layer, uint64_t stored, uint64_t re
         std::upper_bound(out.sorted.begin(), out.sorted.end(), out.sorted.front()) -
         out.sorted.begin());
   out.at_cap = static_cast<int>(std::count(out.sorted.begin(), out.sorted.end(), ranks.most));
-  out.share_of_bytes = static_cast<double>(stored) / static_cast<double>(reference);
+  out.share_of_scalars = share_of_scalars(prefix.layer(layer));
+  out.share_of_bytes =
+      static_cast<double>(prefix.bytes(layer).stored()) / static_cast<double>(reference);
   return out;
 }
 
@@ -78,18 +90,21 @@ int inspect_ranks(const std::vector<std::string>& pictures, Loaded& loaded,
           " of keys and values instead of ", human_bytes(reference), ", and a basis of ",
           human_bytes(bytes.shared), " for all prompts")};
   Table table(
-      {"layer", "mean rank", "least", "median", "90 %", "most", "at least", "at cap", "of f16"});
+      {"layer", "mean rank", "least", "median", "90 %", "most", "at least", "at cap", "scalars",
+       "bytes"});
   auto rows = nlohmann::ordered_json::array();
   for (int i = 0; i < prefix.n_layers(); ++i) {
-    const LayerRanks layer = summed_up(ranks, i, prefix.bytes(i).stored(),
-                                       reference / static_cast<uint64_t>(prefix.n_layers()));
+    const LayerRanks layer =
+        summed_up(ranks, prefix, i, reference / static_cast<uint64_t>(prefix.n_layers()));
     table.add({str(i), fmt::format("{:.1f}", ranks.mean(i)), str(layer.quantile(0)),
                str(layer.quantile(0.5)), str(layer.quantile(0.9)), str(layer.quantile(1)),
-               str(layer.at_floor), str(layer.at_cap), percent(layer.share_of_bytes)});
+               str(layer.at_floor), str(layer.at_cap), percent(layer.share_of_scalars),
+               percent(layer.share_of_bytes)});
     rows.push_back({{"layer", i},
                     {"mean_rank", ranks.mean(i)},
                     {"ranks", ranks.layers[static_cast<size_t>(i)]},
                     {"anchors", ranks.anchors[static_cast<size_t>(i)]},
+                    {"share_of_scalars", layer.share_of_scalars},
                     {"share_of_bytes", layer.share_of_bytes}});
   }
   if (context.json) {
@@ -99,8 +114,10 @@ int inspect_ranks(const std::vector<std::string>& pictures, Loaded& loaded,
     out["layers"] = rows;
     std::printf("%s\n", out.dump(2).c_str());
   } else {
-    std::printf("%s\n%s\n\n%s", paint(1, Shade::strong, text.title).c_str(), text.subtitle.c_str(),
-                table.text().c_str());
+    std::printf(
+        "%s\n%s\n\n%sscalars: exact tokens and coefficients of all numbers; bytes: of f16, with "
+        "metadata\n",
+        paint(1, Shade::strong, text.title).c_str(), text.subtitle.c_str(), table.text().c_str());
   }
   for (const std::string& path : pictures)
     write_picture(path, is_html(path) ? ranks_html(ranks, text) : ranks_svg(ranks, text));

@@ -37,10 +37,20 @@ int64_t metadata_bits(const RankPlan& plan, const Shape& shape, int64_t stride, 
 // on a whole byte.
 constexpr int64_t kGroup = 32, kGroupScales = 32, kByteEnd = 7;
 
+// What exact rows and metadata leave of the share of a layer's bits.
+int64_t bits_left(const RankPlan& plan, const Shape& shape, const RankBudget& b) {
+  return floor_mul(shape.tokens * shape.width * 16, plan.keep) - b.exact * shape.width * 16 -
+         metadata_bits(plan, shape, b.stride, b.coded);
+}
+
+int64_t scalars(const RankPlan& plan, const Shape& shape, const RankBudget& b) {
+  if (!plan.strict) return floor_mul(shape.tokens * shape.width, plan.keep) - b.exact * shape.width;
+  const int64_t left = bits_left(plan, shape, b);
+  return left < 0 ? -1 : left / 16;
+}
+
 int64_t coefficients_in_bytes(const RankPlan& plan, const Shape& shape, RankBudget* b) {
-  const int64_t whole = floor_mul(shape.tokens * shape.width * 16, plan.keep);
-  const int64_t left =
-      whole - b->exact * shape.width * 16 - metadata_bits(plan, shape, b->stride, b->coded);
+  const int64_t left = bits_left(plan, shape, *b);
   if (plan.bits >= 16) return left < 0 ? -1 : left / plan.bits;
   const bool grouped = plan.code == RankPlan::Code::group;
   const int64_t ends = b->coded * (kByteEnd + (grouped ? kGroupScales : 0));
@@ -54,9 +64,8 @@ RankBudget count(const RankPlan& plan, const Shape& shape, int64_t stride) {
   b.least_rank = plan.basis == RankPlan::Basis::heads ? 0 : plan.least_rank;
   b.exact = exact_count(shape.tokens, plan.anchored() ? stride : shape.tokens, plan.window);
   b.coded = shape.tokens - b.exact;
-  b.total = plan.rate == RankPlan::Rate::scalars
-                ? floor_mul(shape.tokens * shape.width, plan.keep) - b.exact * shape.width
-                : coefficients_in_bytes(plan, shape, &b);
+  b.total = plan.rate == RankPlan::Rate::scalars ? scalars(plan, shape, b)
+                                                 : coefficients_in_bytes(plan, shape, &b);
   return b;
 }
 
@@ -65,7 +74,7 @@ bool feasible(const RankBudget& b) { return b.total >= 0 && b.total >= b.least_r
 [[noreturn]] void refuse(const RankPlan& plan, const Shape& shape, const RankBudget& b) {
   const int64_t floor = b.least_rank * b.coded;
   std::string enough;
-  if (plan.rate == RankPlan::Rate::scalars) {
+  if (plan.rate == RankPlan::Rate::scalars && !plan.strict) {
     const int64_t num = b.exact * shape.width + floor, den = shape.tokens * shape.width;
     const int64_t common = std::gcd(num, den);
     enough =

@@ -111,6 +111,35 @@ TEST(RankBudget, PoliciesFollowEachOther) {
   EXPECT_EQ(rank_budget(plan({1, 5}, Infeasible::exact), 500, 384, 384).coded, 0);
 }
 
+// varrate.md 11: floor((keep L D 16 - exact D 16 - metadata bits) / 16), however wide coefficients
+// are stored.
+TEST(RankBudget, StrictScalarsPayForTheirMetadata) {
+  RankPlan p = plan({1, 5});
+  p.strict = true;
+  const int64_t whole = floor_mul(2048 * 384 * 16, {1, 5}) - 188 * 384 * 16;
+  const int64_t metadata = 1860 * (4 * 7 + 16 + 8) + (1860 + 63) / 64 * 32;
+  for (const int bits : {16, 8, 4}) {
+    p.bits = bits;
+    EXPECT_EQ(rank_budget(p, 2048, 384, 384).spendable, (whole - metadata) / 16);
+  }
+  p.bits = 8;
+  p.code = RankPlan::Code::sigma;  // a gain for each token
+  EXPECT_EQ(rank_budget(p, 2048, 384, 384).spendable, (whole - metadata - 1860 * 16) / 16);
+  p = plan({1, 5});
+  p.strict = true;
+  p.rate = RankPlan::Rate::bytes;  // has paid already
+  EXPECT_EQ(rank_budget(p, 2048, 384, 384).spendable, (whole - metadata) / 16);
+  p = plan({1, 5});
+  p.strict = true;
+  try {
+    rank_budget(p, 600, 384, 384);  // feasible if metadata were free
+    FAIL() << "accepted";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::invalid_argument);
+  }
+  EXPECT_NO_THROW(rank_budget(plan({1, 5}), 600, 384, 384));
+}
+
 TEST(RankBudget, BytesIncludeEverything) {
   RankPlan p = plan({1, 5});
   p.rate = RankPlan::Rate::bytes;

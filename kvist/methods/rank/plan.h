@@ -62,6 +62,7 @@ struct RankPlan {
     bytes,    // all bytes, metadata too, at the width of the coefficients
   };
   Rate rate = Rate::scalars;
+  bool strict = false;  // of scalars: metadata is charged too, as the numbers of 16 bits it takes
 
   // Where the budget is less than the floor: widening the stride goes on with a lower floor where
   // it does not help, and a lower floor with exact tokens where no budget is left.

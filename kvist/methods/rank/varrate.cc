@@ -140,6 +140,13 @@ constexpr OptionSpec kOptions[] = {
      .unit = "",
      .help = "what keep is a share of: numbers, as in the paper, or bytes with all metadata",
      .choices = "scalars|bytes"},
+    {.name = "strict",
+     .kind = Kind::boolean,
+     .fallback = "false",
+     .unit = "",
+     .help = "with rate=scalars: metadata counts too, in numbers of 16 bits; rate=bytes always "
+             "counts it",
+    },
     {.name = "bits",
      .kind = Kind::integer,
      .fallback = "16",
@@ -213,6 +220,7 @@ RankPlan plan_of(const Options& o) {
       preset("alloc") ? RankPlan::Allocation::energy : chosen<RankPlan::Allocation>(o, "alloc");
   p.round_up = o.text("rounding") == "paper";
   p.rate = preset("rate") ? RankPlan::Rate::bytes : chosen<RankPlan::Rate>(o, "rate");
+  p.strict = o.boolean("strict");
   p.infeasible = chosen<RankPlan::Infeasible>(o, "on_infeasible");
   p.bits = preset("bits") ? 4 : integer(o, "bits");
   p.code = chosen<RankPlan::Code>(o, "code");
