@@ -133,6 +133,53 @@ TEST_F(Cli, SaysHowToGetACalibration) {
   EXPECT_NE(broken.err.find("broken.readkv"), std::string::npos) << broken.err;
 }
 
+// Three kinds from one reading of the texts, each found by the method that asks for it.
+TEST_F(Cli, MakesABasisOfEveryKind) {
+  const std::string model = kvist::testing::embedded_model();
+  if (model.empty()) GTEST_SKIP() << "no embedded model: run `make test`, or set KVIST_MODEL";
+  const std::string here = "KVIST_CALIBRATION='" + dir_.string() + "'";
+  const std::string demo = KVIST_SOURCE_DIR "/examples/demo.txt";
+  write("some.txt", slurp(demo).substr(0, 1500));
+  const std::string ask = "run -m '" + model + "' -f '" + path("some.txt") +
+                          "' -q x -n 1 --json --method 'varrate(keep=0.5,";
+  const Outcome none = kvist(ask + "basis=token)'", here);
+  EXPECT_EQ(none.code, 1);
+  for (const char* part : {"varrate(basis=token)", "kvist calibrate --basis"})
+    EXPECT_NE(none.err.find(part), std::string::npos) << none.err;
+  const std::string calibrate =
+      "calibrate --basis -m '" + model + "' --documents 1 --window 1024 --text '" + demo + "' ";
+  const Outcome one_file = kvist(calibrate + "--out '" + path("x.varrate") + "'", here);
+  EXPECT_EQ(one_file.code, 2);
+  EXPECT_NE(one_file.err.find("--kind"), std::string::npos) << one_file.err;
+  const Outcome made = kvist(calibrate + "--json", here);
+  ASSERT_EQ(made.code, 0) << made.err;
+  const auto bases = nlohmann::json::parse(made.out)["bases"];
+  ASSERT_EQ(bases.size(), 3u);
+  for (const char* method :
+       {"basis=residual)'", "basis=token)'", "basis=heads)'", "strict=true)'"}) {
+    const Outcome got = kvist(ask + method, here);
+    ASSERT_EQ(got.code, 0) << got.err;
+    EXPECT_NEAR(nlohmann::json::parse(got.out)["ranked"]["bits_per_coefficient"].get<double>(), 16,
+                0);
+  }
+  const Outcome read = kvist(ask + "bits=8,code=sigma,read=3)'", here);
+  ASSERT_EQ(read.code, 0) << read.err;
+  const auto ranked = nlohmann::json::parse(read.out)["ranked"];
+  EXPECT_LE(ranked["bits_per_coefficient"].get<double>(), 3);
+  EXPECT_GT(ranked["bits_per_coefficient"].get<double>(), 2.9);
+  // A file of another kind, and one of the format without kinds.
+  const std::string token = bases[1]["file"];
+  const Outcome other = kvist(ask + "basis=heads)' --basis '" + token + "'", here);
+  EXPECT_EQ(other.code, 2);
+  EXPECT_NE(other.err.find("kind token"), std::string::npos) << other.err;
+  std::string bytes = slurp(token);
+  bytes[8] = 1;
+  write("old.varrate", bytes);
+  const Outcome old = kvist(ask + "basis=token)' --basis '" + path("old.varrate") + "'", here);
+  EXPECT_EQ(old.code, 1);
+  EXPECT_NE(old.err.find("version: found 1; expected 2"), std::string::npos) << old.err;
+}
+
 TEST_F(Cli, ChecksWhatIsCompared) {
   const std::string all = "compare " + with_model() + with_document() + "-q x ";
   expect_refusal("compare " + with_model() + with_document(), 2, {"--question"});

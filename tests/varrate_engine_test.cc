@@ -175,6 +175,35 @@ TEST_F(VarRateEngine, ControlsAreReadLikeAnyOther) {
   }
 }
 
+// Fewer bits of the coefficients, chosen by each query: a step alone or in company reads the same.
+TEST_F(VarRateEngine, QueriesChooseWhatTheyRead) {
+  const auto session = read();
+  const auto want = ask(*session);
+  std::vector<double> lost;
+  for (const char* bits : {"8", "3", "1"}) {
+    session->set_aside();
+    session->encode(plan(str("varrate(keep=0.5,bits=8,code=sigma,read=", bits, ")")), ranked_);
+    const auto got = ask(*session);
+    lost.push_back(divergence(want, got));
+    const RankedCounts& reads = session->read_trace().ranked;
+    EXPECT_EQ(reads.passes, reads.rows);
+    EXPECT_LE(reads.bits(), std::stod(bits));
+    EXPECT_GT(reads.bits(), 0.9 * std::stod(bits));
+    const int sequence = session->open();
+    std::vector<float> alone, logits;
+    for (int i = 0; i < 20; ++i) {
+      session->decode({&sequence, 1}, {&ids_[static_cast<size_t>(kTokens + i)], 1}, &logits);
+      alone.insert(alone.end(), logits.begin(), logits.end());
+    }
+    session->close(sequence);
+    EXPECT_LT(divergence(got, alone), 1e-6);
+    EXPECT_THROW(session->expand_keys(1 << 20), Error);
+    session->restore();
+  }
+  EXPECT_LT(lost[0], lost[1]);
+  EXPECT_LT(lost[1], lost[2]);
+}
+
 TEST_F(VarRateEngine, RefusesAndLeavesThingsAsTheyWere) {
   const auto session = read();
   expect_refused(*session, plan("varrate(keep=0.05)"), "keep");

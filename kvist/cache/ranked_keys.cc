@@ -43,6 +43,7 @@ BlockScratch::BlockScratch(const RankedSizes& sizes)
       rows(static_cast<size_t>(kBlock * sizes.key_width())),
       block(static_cast<size_t>(kBlock * sizes.shape.head_dim)),
       x(static_cast<size_t>(sizes.chunks() * kBlock * kRankChunk)),
+      page(sizes.basis_rows),
       depth(static_cast<size_t>(sizes.chunks() * kBlock)),
       by_tiles(static_cast<size_t>(sizes.chunks())),
       tiles(kernels::has_basis_tiles() ? kernels::basis_scratch_bytes(sizes.chunks()) : 0) {}
@@ -82,9 +83,11 @@ namespace {
 // look ahead, rotations lie apart.
 void fetch(const RankedView& view, int block) {
   constexpr int64_t kLine = 64;
-  const auto bytes = view.layer->block_bytes(block);
-  for (int64_t at = 0; at < std::ssize(bytes); at += kLine)
-    __builtin_prefetch(bytes.data() + at, 0, 2);
+  if (!view.layer->format().tree()) {
+    const auto bytes = view.layer->block_bytes(block);
+    for (int64_t at = 0; at < std::ssize(bytes); at += kLine)
+      __builtin_prefetch(bytes.data() + at, 0, 2);
+  }
   if (view.is_expanded(block)) return;
   const int64_t row = int64_t{view.rotations->n_frequencies()} * 2 * int64_t{sizeof(float)};
   for (int i = 0; i < view.layer->block_tokens(block); ++i) {
@@ -100,8 +103,9 @@ void read_block(const RankedView& view, int block, BlockScratch& scratch) noexce
   const RankedLayer& layer = *view.layer;
   if (block + 1 < layer.n_blocks()) fetch(view, block + 1);
   layer.read_neighbours(block, scratch.index.data(), scratch.count.data());
-  scratch.n_chunks = layer.read_block(block, view.sigma, scratch.x.data(), scratch.depth.data(),
-                                      scratch.chunks.data());
+  scratch.n_chunks =
+      layer.read_block(block, view.sigma, view.row_depths, &scratch.page, scratch.x.data(),
+                       scratch.depth.data(), scratch.chunks.data());
   if (view.is_expanded(block)) return;
   scratch.turns.resize(static_cast<size_t>(layer.block_tokens(block)));
   for (int i = 0; i < layer.block_tokens(block); ++i)

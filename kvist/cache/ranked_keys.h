@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "kvist/cache/ranked_layer.h"
@@ -42,6 +43,10 @@ struct RankedView {
   // Leaves out a head of a block where no logit can come within 25 of the largest: at most
   // 64 * e^-25 of a row's softmax each. The layer has key norms.
   bool skip = false;
+  // Bits of a coefficient that a query reads on average; the layer has tree codes and row weights.
+  std::optional<Ratio> read = {};
+  // Of the query that reads now, as RankedLayer::read_block takes them; null: all that is stored.
+  const uint8_t* row_depths = nullptr;
 
   int key_width() const { return layer->shape().kv_heads * layer->shape().head_dim; }
 };
@@ -75,6 +80,7 @@ struct BlockScratch {
   Buffer<float> rows;                              // [64][kv_heads * head_dim] keys
   Buffer<float> block;                             // [head_dim][64] keys of a head
   Buffer<float> x;                                 // [chunks][64][32] coefficients
+  RankedLayer::Page page;                          // of tree codes; forgotten between layers
   std::vector<uint8_t> depth;                      // [chunks][64]
   std::vector<kernels::CoefficientRows> by_tiles;  // [chunks]
   Buffer<std::byte> tiles;

@@ -12,6 +12,7 @@
 #include "kvist/cache/dense.h"
 #include "kvist/core/buffer.h"
 #include "kvist/kernels/ranked.h"
+#include "kvist/kernels/row_planes.h"
 #include "kvist/methods/rank/coefficients.h"
 #include "kvist/methods/rank/layer_code.h"
 
@@ -36,7 +37,9 @@ struct RankedTokens {
 //   f16     the numbers times 2^-shift, little endian; f32 as they are
 //   groups  least value and step of every token of the chunk, f16 each, then their codes, each
 //           token's from a byte of its own, lowest bits first
-//   tree    codes as in groups; a token's gain, f16, lies apart
+//   tree    by pages of 16 blocks instead: row by row of the basis its planes, most significant bit
+//           first, of the tokens of the page whose rank reaches it, bit after bit, so that a row is
+//           read as deep as it deserves; a token's gain, f16, lies apart
 //
 // Indices of anchors are packed with as many bits as their number asks for, token after token.
 class RankedLayer {
@@ -49,6 +52,8 @@ class RankedLayer {
   // [coded][kv_heads] bounds of the length of what coefficients add to a key, for skipping; kept
   // rounded up to f16.
   void keep_key_norms(std::span<const float> key_norms);
+  // What choosing depths by rows needs; of tree codes.
+  void keep_row_weights(const float* sigma);
 
   const KvShape& shape() const { return shape_; }
   const RankedTokens& tokens() const { return *tokens_; }
@@ -75,19 +80,39 @@ class RankedLayer {
   const f16* key_norms(int block) const {  // [block_tokens][kv_heads]
     return key_norms_.data() + int64_t{block} * kBlock * shape_.kv_heads;
   }
+  // Rows of the basis that any token reaches: how many do, and the mean square of their units, gain
+  // times sigma. Empty unless kept.
+  std::span<const uint32_t> row_tokens() const { return row_tokens_.span(); }
+  std::span<const float> row_energies() const { return row_energies_.span(); }
+  // Where tree codes of a page lie: what reading its blocks takes.
+  struct Page {
+    explicit Page(int basis_rows = 0);
+    void forget() { index = -1; }
+
+    int index = -1;
+    std::vector<int64_t> bit;      // [rows] where a row begins
+    std::vector<int32_t> tokens;   // [rows] of the page that reach it
+    std::vector<int32_t> before;   // [kPageBlocks][rows] those of earlier blocks
+    std::vector<uint8_t> reached;  // [kPageBlocks][rows] those of a block
+  };
+  static constexpr int kPageBlocks = 16;
   // Coefficients of all chunks of a block, one after the other as [tokens whose rank reaches
   // it][32], ending in zeros. depth: how many of them are given, [tokens] beside each row. sigma as
-  // in the constructor. Returns the number of chunks.
+  // in the constructor. Of tree codes the first row_depths[j] <= bits of row j, [rows that any
+  // token reaches], or all; chunks behind the last row that is read are left out. `page` is that of
+  // the last call on this layer, or forgotten. Returns the number of chunks.
   struct Chunk {
     int n_tokens = 0;
     const float* x = nullptr;
     const uint8_t* depth = nullptr;
   };
-  int read_block(int block, const float* sigma, float* x, uint8_t* depth,
-                 Chunk* chunks) const noexcept;
-  // Where the coefficients of a block begin and end, in bytes.
+  int read_block(int block, const float* sigma, const uint8_t* row_depths, Page* page, float* x,
+                 uint8_t* depth, Chunk* chunks) const noexcept;
+  // Bytes of lines of 64 that the blocks of page.index ask something of, at these depths.
+  int64_t touched_bytes(const Page& page, const uint8_t* row_depths) const noexcept;
+  // Where the coefficients of a block, or of its page, begin and end, in bytes.
   std::span<const uint8_t> block_bytes(int block) const;
-  uint32_t block_offset(int block) const { return offsets_[static_cast<size_t>(block)]; }
+  uint32_t block_offset(int block) const { return offsets_[static_cast<size_t>(unit_of(block))]; }
 
   // Coefficients of all coded tokens as they are read, in the order of tokens().coded. For oracles.
   RankedCode decode(const float* sigma) const;
@@ -95,13 +120,29 @@ class RankedLayer {
   Bytes bytes() const;  // without tokens()
 
  private:
+  int n_pages() const { return (n_blocks() + kPageBlocks - 1) / kPageBlocks; }
+  int page_end(int page) const { return std::min(n_blocks(), (page + 1) * kPageBlocks); }
+  int unit_of(int block) const { return format_.tree() ? block / kPageBlocks : block; }
   void store_exact(std::span<const kernels::KvRun> runs);
-  void store_block(const RankedCode& code, int block, const float* sigma,
-                   std::vector<uint8_t>* payload);
-  void store_chunk(const RankedCode& code, int block, int chunk, const float* sigma,
-                   std::vector<uint8_t>* payload);
-  const uint8_t* read_chunk(int block, int chunk, int n, const uint8_t* at, const float* sigma,
+  void store_tokens(const RankedCode& code, int block, const float* sigma);
+  void store_block(const RankedCode& code, int block, std::vector<uint8_t>* payload);
+  void store_chunk(const RankedCode& code, int block, int chunk, std::vector<uint8_t>* payload);
+  void store_page(const RankedCode& code, int page, const float* sigma,
+                  std::vector<uint8_t>* payload);
+  void find(int page, Page* out) const noexcept;
+  kernels::PlaneRow plane_row(const Page& page, int block, int row) const;
+  const uint8_t* read_chunk(int block, int chunk, int n, const uint8_t* at,
                             float* x) const noexcept;
+  // fn(row, tokens that reach it) for the rows of a block.
+  template <typename Fn>
+  void each_row(int block, const Fn& fn) const {
+    const uint16_t* rank = ranks(block);
+    int n = block_tokens(block);
+    for (int row = 0; row < rank[0]; ++row) {
+      while (rank[n - 1] <= row) --n;
+      fn(row, n);
+    }
+  }
 
   KvShape shape_;
   std::shared_ptr<const RankedTokens> tokens_;
@@ -117,8 +158,10 @@ class RankedLayer {
   Buffer<uint8_t> counts_;               // [coded] of neighbours, or none: all have as many
   Buffer<f16> key_norms_;                // [coded][kv_heads], or none
   Buffer<f16> gains_;                    // [coded], of tree codes
-  Buffer<uint32_t> offsets_;  // [blocks] where coefficients begin: in units of the format
-  Buffer<uint8_t> payload_;
+  Buffer<uint32_t> row_tokens_;          // [rows reached], or none
+  Buffer<float> row_energies_;           // [rows reached], or none
+  Buffer<uint32_t> offsets_;  // [blocks] or pages: where coefficients begin, in units of the format
+  Buffer<uint8_t> payload_;   // of tree codes with room to be read eight bytes at a time
 };
 
 }  // namespace kvist

@@ -114,14 +114,98 @@ TEST(RankedLayer, WeighsWhatTheLedgerSays) {
     ASSERT_EQ(anchors, 125u);  // seven bits each
     uint64_t payload = made.code.exact.size() * made.shape.token_bytes();
     for (const uint16_t rank : made.code.rank)
-      for (int row = 0; row < rank; row += kRankChunk)
-        payload += static_cast<uint64_t>(format.row_bytes(std::min(kRankChunk, rank - row)));
+      for (int row = 0; row < rank; row += kRankChunk) {
+        const int bits = std::min(kRankChunk, rank - row) * format.bits;
+        payload += static_cast<uint64_t>((bits + 7) / 8 + (format.groups() ? 4 : 0));
+      }
+    if (format.tree()) payload += 8;  // room to be read
     const Bytes bytes = made.layer->bytes();
     EXPECT_EQ(bytes.payload, payload);
+    const uint64_t unit = format.tree() ? 1024 : 64;  // tokens that share an offset
     // Ranks, places in their blocks, gains, offsets; eight bytes are room behind the indices.
     EXPECT_EQ(bytes.metadata, coded * (2 + 1 + (format.tree() ? 2 : 0)) + (coded * 4 * 7 + 7) / 8 +
-                                  8 + (coded + 63) / 64 * 4);
+                                  8 + (coded + unit - 1) / unit * 4);
     EXPECT_GE(bytes.allocated, bytes.stored());
+  }
+}
+
+// Of widths that do not fill bytes only the last of a page is not full.
+TEST(RankedLayer, PlanesArePackedWithoutGaps) {
+  for (int bits = 1; bits <= 8; ++bits) {
+    RankedCase of{.n_tokens = 2600, .format = {bits, RankPlan::Code::sigma}};
+    const RankedTestLayer made(of);
+    ASSERT_GT(made.layer->n_blocks(), 2 * RankedLayer::kPageBlocks);
+    for (int first = 0; first < made.layer->n_blocks(); first += RankedLayer::kPageBlocks) {
+      int64_t all = 0;
+      for (int block = first;
+           block < std::min(first + RankedLayer::kPageBlocks, made.layer->n_blocks()); ++block)
+        for (int i = 0; i < made.layer->block_tokens(block); ++i)
+          all += int64_t{made.layer->ranks(block)[i]} * bits;
+      EXPECT_EQ(std::ssize(made.layer->block_bytes(first)), (all + 7) / 8);
+    }
+  }
+}
+
+TEST(RankedLayer, RowWeightsAreThoseOfItsTokens) {
+  RankedCase of{.n_tokens = 500, .format = {6, RankPlan::Code::sigma}};
+  RankedTestLayer made(of);
+  made.layer->keep_row_weights(made.sigma.data());
+  const int most = *std::max_element(made.code.rank.begin(), made.code.rank.end());
+  ASSERT_EQ(std::ssize(made.layer->row_tokens()), most);
+  for (size_t j = 0; j < static_cast<size_t>(most); ++j) {
+    uint32_t tokens = 0;
+    double energy = 0;
+    for (size_t i = 0; i < made.code.coded.size(); ++i) {
+      if (made.code.rank[i] <= j) continue;
+      ++tokens;
+      const auto gain =
+          static_cast<double>(to_float(gain_of(made.code.coefficients_of(i), made.sigma.data())));
+      energy += gain * gain;
+    }
+    EXPECT_EQ(made.layer->row_tokens()[j], tokens);
+    const auto sigma = static_cast<double>(made.sigma[j]);
+    EXPECT_NEAR(
+        static_cast<double>(made.layer->row_energies()[j]) / (energy / tokens * sigma * sigma), 1,
+        1e-5);
+  }
+}
+
+// Lines are counted once, whichever bits of them are asked for.
+TEST(RankedLayer, TouchedBytesAreThoseOfTheLinesAsked) {
+  for (const int bits : {3, 8}) {
+    RankedCase of{.n_tokens = 2600, .format = {bits, RankPlan::Code::sigma}};
+    const RankedTestLayer made(of);
+    const RankedLayer& layer = *made.layer;
+    Rng rng(3);
+    for (const bool few : {false, true}) {
+      std::vector<uint8_t> depths(64);
+      for (uint8_t& depth : depths)
+        depth = few && rng.below(4) > 0
+                    ? 0
+                    : static_cast<uint8_t>(rng.below(static_cast<uint64_t>(bits) + 1));
+      RankedLayer::Page page(64);
+      std::vector<float> x(64 * 64);
+      std::vector<uint8_t> given(2 * 64);
+      std::vector<RankedLayer::Chunk> chunks(2);
+      for (int first = 0; first < layer.n_blocks(); first += RankedLayer::kPageBlocks) {
+        layer.read_block(first, made.sigma.data(), depths.data(), &page, x.data(), given.data(),
+                         chunks.data());
+        const int end = std::min(first + RankedLayer::kPageBlocks, layer.n_blocks());
+        std::vector<bool> lines(layer.bytes().payload / 64 + 1);
+        int64_t bit = int64_t{layer.block_offset(first)} * 8;
+        for (int row = 0; row < 64; ++row)
+          for (int plane = 0; plane < bits; ++plane)
+            for (int block = first; block < end; ++block)
+              for (int i = 0; i < layer.block_tokens(block); ++i)
+                if (layer.ranks(block)[i] > row) {
+                  if (plane < depths[static_cast<size_t>(row)])
+                    lines[static_cast<size_t>(bit / 512)] = true;
+                  ++bit;
+                }
+        EXPECT_EQ(layer.touched_bytes(page, depths.data()),
+                  64 * std::count(lines.begin(), lines.end(), true));
+      }
+    }
   }
 }
 

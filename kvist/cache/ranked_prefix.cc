@@ -61,10 +61,15 @@ void RankedPrefix::encode(const RankedCode& code, std::span<const kernels::KvRun
     view.skip = false;
     layers_.back().coded.keep_key_norms(measure_residuals(view, pool));
   }
+  if (storage_.read) layers_.back().coded.keep_row_weights(model_->sigma(index));
   sizes_.cover(view);
 }
 
 void RankedPrefix::expand(uint64_t most_bytes, ThreadPool& pool) {
+  if (storage_.read)
+    throw Error(ErrorKind::unsupported,
+                "keys cannot be kept expanded where every query chooses how deep it reads them "
+                "(read=)");
   for (Layer& layer : layers_) layer.expanded = {};
   for (int i = 0; i < n_layers(); ++i) {
     Layer& layer = layers_[static_cast<size_t>(i)];
@@ -88,7 +93,8 @@ RankedView RankedPrefix::view(int layer) const {
           .key_tiles = model_->key_tiles(layer),
           .value_scale = model_->basis().value_scale,
           .expanded = of.expanded.n_blocks > 0 ? &of.expanded : nullptr,
-          .skip = storage_.skip};
+          .skip = storage_.skip,
+          .read = storage_.read};
 }
 
 Bytes RankedPrefix::bytes(int layer) const {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -40,6 +41,10 @@ class RankedPrefix final : public PrefixCache {
   struct Storage {
     CoefficientFormat format = {};
     bool skip = false;  // keeps bounds of keys, and leaves out what they show to weigh nothing
+    std::optional<Ratio> read = {};  // of tree codes: bits of a coefficient on average, or all
+    static Storage of(const RankPlan& plan) {
+      return {.format = format_of(plan), .skip = plan.skip, .read = plan.read};
+    }
   };
   // Of no layers yet: encode() makes them, in order. Throws like check_fits().
   RankedPrefix(const KvShape& shape, int n_tokens, std::shared_ptr<const RankedModel> model,
@@ -49,7 +54,8 @@ class RankedPrefix final : public PrefixCache {
   // Throws Error(corrupt) naming layer and token of what cannot be stored (require_codable).
   void encode(const RankedCode& code, std::span<const kernels::KvRun> runs, ThreadPool& pool);
   // Keeps keys of coded tokens as attention reads them, up to `most_bytes`, first layers first; in
-  // place of what was expanded before. Not while calls are running.
+  // place of what was expanded before. Not while calls are running. Throws Error(unsupported) where
+  // every query reads keys of its own.
   void expand(uint64_t most_bytes, ThreadPool& pool);
   uint64_t expanded_bytes() const override;
 

@@ -3,6 +3,7 @@
 // before the next begins.
 //
 //   queries   scaled rows by KV head; anchors before RoPE          job: KV head, 64 exact tokens
+//   depths    of rows of the basis, where a query chooses them     job: one
 //   exact     logits of exact tokens; dense suffixes               job: KV head, 64 exact tokens
 //   coded     keys block by block, online softmax, sums            job: segment of blocks
 //   weights   of exact tokens, with anchors' shares                job: 64 exact tokens
@@ -20,6 +21,7 @@
 #include "kvist/cache/meeting.h"
 #include "kvist/cache/prefix.h"
 #include "kvist/core/error.h"
+#include "kvist/methods/rank/row_depths.h"
 
 namespace kvist {
 namespace {
@@ -75,6 +77,12 @@ struct RankedWorkspace::State {
   Buffer<float> sums;                // [chunks][score rows][32]
   std::vector<Segment> segments;
   std::vector<Scratch> scratch;  // [workers]
+  // Of a query that chooses what it reads.
+  Buffer<float> channels;     // [kv_heads * head_dim]
+  Buffer<float> row_weights;  // [basis rows]
+  Buffer<uint8_t> row_depths;
+  DepthWorkspace depths;
+  int64_t asked_bits = 0;
 
   int score_rows() const { return rows * sizes.shape.heads; }
   int exact_slots() const { return round_up(std::max(sizes.n_exact, 1), kBlock); }
@@ -85,7 +93,7 @@ namespace {
 class Pass {
  public:
   Pass(const RankedView& view, const AttendCall& call, RankedWorkspace::State& state, Worker worker)
-      : view_(view_for(view, call)),
+      : view_(view_for(view, call, state)),
         layer_(*view.layer),
         shape_(view.layer->shape()),
         call_(call),
@@ -110,6 +118,7 @@ class Pass {
     each(shape_.kv_heads + unturned, [&](int job) {
       job < shape_.kv_heads ? take_queries(job) : unturn(job - shape_.kv_heads);
     });
+    if (view_.read) each(1, [&](int) { choose_depths(); });
     const int suffix_jobs = static_cast<int>(call_.suffixes.size()) * shape_.kv_heads;
     each(suffix_jobs + exact_jobs,
          [&](int job) { job < suffix_jobs ? attend_suffix(job) : score_exact(job - suffix_jobs); });
@@ -150,6 +159,20 @@ class Pass {
     unturn_anchors(view_, head, block * kBlock, block * kBlock + exact_tokens(block),
                    scratch_.keys.data(), state_.anchors.data());
   }
+
+  void choose_depths() {
+    const auto tokens = layer_.row_tokens();
+    const std::span<float> weights = state_.row_weights.span().first(tokens.size());
+    row_importance(*view_.basis,
+                   {q(0), shape_.kv_heads, shape_.group(), d(), view_.rotations->n_frequencies(),
+                    view_.rotations->adjacent()},
+                   state_.channels.span(), weights);
+    for (size_t j = 0; j < weights.size(); ++j) weights[j] *= layer_.row_energies()[j];
+    state_.asked_bits =
+        choose_row_depths(weights, tokens, layer_.format().bits, read_budget(),
+                          state_.row_depths.span().first(tokens.size()), state_.depths);
+  }
+  int64_t read_budget() const { return floor_mul(layer_.rank_sum(), *view_.read); }
 
   void attend_suffix(int job) {
     const SuffixRows& s = call_.suffixes[static_cast<size_t>(job / shape_.kv_heads)];
@@ -205,6 +228,7 @@ class Pass {
     std::fill_n(to.shares.data(), int64_t{n_anchors_} * padded_, 0.0f);
     to.coded_bytes = to.blocks = to.skipped = 0;
     if (view_.skip) measure_queries();
+    scratch_.block.page.forget();
     const int end = std::min(layer_.n_blocks(), (index + 1) * per_segment_);
     for (int block = index * per_segment_; block < end; ++block) read(block, to);
   }
@@ -223,8 +247,16 @@ class Pass {
     }
     kernels::add_shares(scratch_.s.data(), kBlock, rows_, anchors_of(view_, scratch_.block), n,
                         to.shares.data(), padded_);
-    to.coded_bytes += std::ssize(layer_.block_bytes(block));
+    to.coded_bytes += coded_bytes(block);
     to.blocks += shape_.kv_heads;
+  }
+
+  // What reading a block touches; the first of a page of tree codes answers for the page.
+  int64_t coded_bytes(int block) const {
+    if (layer_.format().tree() && block % RankedLayer::kPageBlocks != 0) return 0;
+    return view_.row_depths == nullptr
+               ? std::ssize(layer_.block_bytes(block))
+               : layer_.touched_bytes(scratch_.block.page, view_.row_depths);
   }
 
   // Logits of a block into scratch_.s.
@@ -421,6 +453,10 @@ class Pass {
     trace.exact_bytes +=
         static_cast<int64_t>(n_exact_) * static_cast<int64_t>(shape_.token_bytes());
     trace.metadata_bytes += static_cast<int64_t>(bytes.metadata);
+    const int64_t stored_bits = layer_.rank_sum() * layer_.format().bits;
+    trace.coefficients += layer_.rank_sum();
+    trace.asked_bits += view_.read ? state_.asked_bits : stored_bits;
+    trace.budget_bits += view_.read ? read_budget() : stored_bits;
     const int64_t columns =
         expanded < layer_.n_blocks() ? view_.basis->width : view_.basis->width - view_.key_width();
     trace.basis_bytes += int64_t{view_.basis->n_rows} * columns * int64_t{sizeof(float)};
@@ -434,7 +470,9 @@ class Pass {
     }
   }
 
-  static RankedView view_for(RankedView view, const AttendCall& call) {
+  static RankedView view_for(RankedView view, const AttendCall& call,
+                             const RankedWorkspace::State& state) {
+    if (view.read) view.row_depths = state.row_depths.data();
     if (call.precision == kernels::Precision::exact || !kernels::has_basis_tiles())
       view.key_tiles = nullptr;
     return view;
@@ -480,6 +518,10 @@ void RankedWorkspace::reserve(const RankedSizes& sizes, int n_rows, int n_worker
   s.suffix_l = Buffer<float>(rows);
   s.suffix_o = Buffer<float>(rows * d);
   s.sums = Buffer<float>(sums);
+  s.channels = Buffer<float>(static_cast<size_t>(sizes.key_width()));
+  s.row_weights = Buffer<float>(static_cast<size_t>(sizes.basis_rows));
+  s.row_depths = Buffer<uint8_t>(static_cast<size_t>(sizes.basis_rows));
+  s.depths.reserve(sizes.basis_rows);
   s.segments.clear();
   const int each = segment_blocks(sizes.n_blocks);
   // A layer with fewer blocks may be cut into as many segments as one with the most.
@@ -517,7 +559,8 @@ uint64_t RankedWorkspace::allocated_bytes() const {
   const auto add = [&](const auto&... buffer) {
     sum += (uint64_t{0} + ... + buffer.allocated_bytes());
   };
-  add(s.anchors, s.q, s.alpha, s.exact_m, s.exact_l, s.suffix_m, s.suffix_l, s.suffix_o, s.sums);
+  add(s.anchors, s.q, s.alpha, s.exact_m, s.exact_l, s.suffix_m, s.suffix_l, s.suffix_o, s.sums,
+      s.channels, s.row_weights, s.row_depths, s.depths.items, s.depths.keys, s.depths.counts);
   for (const Segment& segment : s.segments) add(segment.m, segment.l, segment.sums, segment.shares);
   for (const Scratch& scratch : s.scratch)
     add(scratch.block, scratch.s, scratch.more, scratch.factor, scratch.norms, scratch.largest,
@@ -530,8 +573,9 @@ void read_ranked(const RankedView& view, const AttendCall& call, RankedWorkspace
   RankedWorkspace::State& state = workspace.state();
   KVIST_ASSERT(worker.index < state.n_workers);
   Pass pass(view, call, state, worker);
-  for (int row = 0; row < call.n_rows; row += kPassRows)
-    pass.run(row, std::min(kPassRows, call.n_rows - row));
+  const int rows = view.read ? 1 : kPassRows;
+  for (int row = 0; row < call.n_rows; row += rows)
+    pass.run(row, std::min(rows, call.n_rows - row));
 }
 
 }  // namespace kvist

@@ -19,6 +19,9 @@ struct RankedCounts {
   int64_t passes = 0;  // of up to 16 rows each, over everything below
   int64_t exact_bytes = 0;
   int64_t coded_bytes = 0;     // coefficients, with the scales of their groups
+  int64_t coefficients = 0;    // that are stored,
+  int64_t asked_bits = 0;      // of all of them that were asked for,
+  int64_t budget_bits = 0;     // and that might have been
   int64_t metadata_bytes = 0;  // ranks, orders, indices, bounds
   int64_t basis_bytes = 0;     // shared by all prefixes of a model
   int64_t expanded_bytes = 0;  // keys kept dense beside the codes
@@ -28,9 +31,16 @@ struct RankedCounts {
   RankedCounts& operator+=(const RankedCounts& more) {
     rows += more.rows, passes += more.passes;
     exact_bytes += more.exact_bytes, coded_bytes += more.coded_bytes;
+    coefficients += more.coefficients, asked_bits += more.asked_bits;
+    budget_bits += more.budget_bits;
     metadata_bytes += more.metadata_bytes, basis_bytes += more.basis_bytes;
     expanded_bytes += more.expanded_bytes, blocks += more.blocks, skipped += more.skipped;
     return *this;
+  }
+  // Of a coefficient.
+  double bits() const {
+    return coefficients == 0 ? 0
+                             : static_cast<double>(asked_bits) / static_cast<double>(coefficients);
   }
   int64_t bytes() const {
     return exact_bytes + coded_bytes + metadata_bytes + basis_bytes + expanded_bytes;
@@ -58,7 +68,7 @@ class RankedWorkspace {
 
 // Attention of call.q over the coded layer and the dense suffixes of the call with one softmax. All
 // workers make the call with the same arguments; equal bytes for any number of them. Rows go in
-// passes of up to 16, each of which makes every key once.
+// passes of up to 16, each of which makes every key once; alone where a row chooses what it reads.
 void read_ranked(const RankedView& view, const AttendCall& call, RankedWorkspace& workspace,
                  Worker worker) noexcept;
 

@@ -12,6 +12,8 @@
 #include "kvist/cache/prefix.h"
 #include "kvist/cache/ranked_test_layer.h"
 #include "kvist/kernels/targets.h"
+#include "kvist/kernels/tree_code.h"
+#include "kvist/methods/rank/row_depths.h"
 
 namespace kvist {
 namespace {
@@ -290,6 +292,133 @@ TEST(RankedReader, SkippingLeavesOutOnlyWhatWeighsNothing) {
   }
   EXPECT_EQ(skipped.front(), 0);
   EXPECT_GT(skipped.back(), 0);
+}
+
+// What one query reads of a layer of tree codes, by definition: every coefficient to the depth of
+// its row, in a layer of plain numbers.
+struct ReadByRows {
+  ReadByRows(const RankedTestLayer& made, const float* q, Ratio read) : code(made.code) {
+    const KvShape& shape = made.shape;
+    const auto tokens = made.layer->row_tokens();
+    std::vector<float> channels(static_cast<size_t>(shape.kv_heads * shape.head_dim));
+    std::vector<float> scaled(q, q + shape.heads * shape.head_dim);
+    for (float& x : scaled) x *= 0.25f;
+    std::vector<float> weights(tokens.size());
+    row_importance(made.basis,
+                   {scaled.data(), shape.kv_heads, shape.group(), shape.head_dim,
+                    made.rotations.n_frequencies(), made.rotations.adjacent()},
+                   channels, weights);
+    for (size_t j = 0; j < weights.size(); ++j) weights[j] *= made.layer->row_energies()[j];
+    depths.resize(tokens.size());
+    DepthWorkspace workspace;
+    workspace.reserve(std::ssize(tokens));
+    budget = floor_mul(made.layer->rank_sum(), read);
+    bits = choose_row_depths(weights, tokens, made.layer->format().bits, budget, depths, workspace);
+    for (size_t i = 0; i < code.coded.size(); ++i) {
+      const auto x = made.code.coefficients_of(i);
+      std::vector<uint8_t> leaves(x.size());
+      const f16 gain = gain_of(x, made.sigma.data());
+      code_leaves(x, gain, made.sigma.data(), leaves.data());
+      for (size_t j = 0; j < x.size(); ++j)
+        code.coefficients[code.offset[i] + j] =
+            kernels::tree_value(leaves[j], depths[j]) * (to_float(gain) * made.sigma[j]);
+    }
+    ThreadPool pool(1);
+    layer = std::make_unique<RankedLayer>(shape, made.tokens, made.runs, code,
+                                          CoefficientFormat{32}, made.sigma.data(), pool);
+  }
+  RankedCode code;
+  std::vector<uint8_t> depths;
+  int64_t bits = 0, budget = 0;
+  std::unique_ptr<RankedLayer> layer;
+};
+
+void expect_read_by_rows(RankedCase of, Ratio read_bits, int rows) {
+  RankedTestLayer made(of);
+  made.layer->keep_row_weights(made.sigma.data());
+  RankedView view = made.view();
+  view.read = read_bits;
+  Question question(made.shape, rows, 2, 5);
+  // Rows that look at different channels.
+  const size_t row = question.q.size() / static_cast<size_t>(rows);
+  for (size_t i = 0; i < question.q.size(); ++i)
+    question.q[i] *= (i / row + i) % 5 == 0 ? 4.0f : 0.3f;
+  RankedCounts trace;
+  const auto got = read(view, question, 1, &trace);
+  EXPECT_EQ(read(view, question, 3), got);
+  int64_t bits = 0, budget = 0;
+  for (int r = 0; r < rows; ++r) {
+    const ReadByRows by(made, question.q.data() + static_cast<size_t>(r) * row, read_bits);
+    bits += by.bits;
+    budget += by.budget;
+    RankedView plain_view = made.view();
+    plain_view.layer = by.layer.get();
+    const auto want = plain(plain_view, question);  // of all rows; this one is meant
+    expect_close({got.begin() + static_cast<std::ptrdiff_t>(static_cast<size_t>(r) * row),
+                  got.begin() + static_cast<std::ptrdiff_t>(static_cast<size_t>(r + 1) * row)},
+                 {want.begin() + static_cast<std::ptrdiff_t>(static_cast<size_t>(r) * row),
+                  want.begin() + static_cast<std::ptrdiff_t>(static_cast<size_t>(r + 1) * row)},
+                 1e-4);
+  }
+  EXPECT_EQ(trace.passes, rows);
+  EXPECT_EQ(trace.asked_bits, bits);
+  EXPECT_EQ(trace.budget_bits, budget);
+  EXPECT_LE(trace.asked_bits, trace.budget_bits);
+  EXPECT_EQ(trace.coefficients, rows * made.layer->rank_sum());
+}
+
+// Composition of ranks and tree codes, stage 1.
+TEST(RankedReader, AQueryReadsEveryRowAsDeepAsItDeserves) {
+  const RankedCase of{.n_tokens = 700, .format = {8, RankPlan::Code::sigma}};
+  for (const Ratio read : {Ratio{0, 1}, {1, 2}, {2, 1}, {7, 2}, {8, 1}}) {
+    SCOPED_TRACE(read.text());
+    expect_read_by_rows(of, read, 3);
+  }
+  RankedCase other{.kv_heads = 3, .heads = 9, .head_dim = 20, .n_tokens = 400};
+  other.format = {5, RankPlan::Code::sigma};
+  other.adjacent = true;
+  expect_read_by_rows(other, {2, 1}, 2);
+  other.neighbours = 0;
+  expect_read_by_rows(other, {2, 1}, 1);
+  other.rank = [](int) { return 0; };  // nothing to choose
+  expect_read_by_rows(other, {2, 1}, 1);
+  other.window = 400;  // nothing coded
+  expect_read_by_rows(other, {2, 1}, 1);
+}
+
+TEST(RankedReader, AllBitsAreThoseOfAReadWithoutAChoice) {
+  RankedTestLayer made({.n_tokens = 2600, .format = {8, RankPlan::Code::sigma}});
+  made.layer->keep_row_weights(made.sigma.data());
+  const Question question(made.shape, 1, 2, 5);
+  RankedView view = made.view();
+  RankedCounts all, few;
+  const auto want = read(view, question, 1, &all);
+  view.read = Ratio{8, 1};
+  EXPECT_EQ(read(view, question, 1), want);
+  view.read = Ratio{2, 1};
+  EXPECT_NE(read(view, question, 1, &few), want);
+  EXPECT_LT(few.coded_bytes, all.coded_bytes / 2);  // lines, of which a row may share two
+  EXPECT_GE(few.coded_bytes * 8, few.asked_bits);
+  EXPECT_EQ(few.exact_bytes, all.exact_bytes);
+}
+
+// More bits, less error, against the read of everything.
+TEST(RankedReader, MoreBitsOfTheRowsThatMatterLoseLess) {
+  RankedTestLayer made({.n_tokens = 1000, .format = {8, RankPlan::Code::sigma}});
+  made.layer->keep_row_weights(made.sigma.data());
+  const Question question(made.shape, 4, 2, 5);
+  const auto want = plain(made.view(), question);
+  double before = 1e300;
+  for (const int bits : {0, 1, 2, 4, 6}) {
+    RankedView view = made.view();
+    view.read = Ratio{bits, 1};
+    const auto got = read(view, question, 2);
+    double error = 0;
+    for (size_t i = 0; i < want.size(); ++i)
+      error += std::pow(static_cast<double>(got[i]) - want[i], 2);
+    EXPECT_LT(error, before * 0.9) << bits;
+    before = error;
+  }
 }
 
 TEST(RankedReader, CountsWhatItTouches) {

@@ -115,9 +115,9 @@ class Work {
               .heads = queries == nullptr ? dump.kv_heads() : queries->heads(),
               .head_dim = dump.head_dim()};
     basis.source.shape = {dump.n_layers(), shape_.kv_heads, shape_.heads, shape_.head_dim};
-    prefix_ = std::make_unique<RankedPrefix>(
-        shape_, dump.tokens(), std::make_shared<RankedModel>(std::move(basis)), dump.rope(),
-        RankedPrefix::Storage{.format = format_of(plan), .skip = plan.skip});
+    prefix_ = std::make_unique<RankedPrefix>(shape_, dump.tokens(),
+                                             std::make_shared<RankedModel>(std::move(basis)),
+                                             dump.rope(), RankedPrefix::Storage::of(plan));
   }
 
   void layer(int i) {

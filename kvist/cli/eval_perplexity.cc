@@ -136,7 +136,14 @@ Json json_of(const Contestant& contestant, const PerplexityResult& r, const Inte
           {"same_sampled_reference", s.base_same_sampled()},
           {"stored_bytes", r.bytes.stored()},
           {"plain_bytes", r.plain_bytes},
-          {"read_bits", r.reads.bits_per_number()}};
+          {"read_bits", r.reads.bits_per_number()},
+          {"coefficient_bits", r.reads.ranked.bits()}};
+}
+
+// Of a number; where tokens have ranks, of a stored coefficient.
+std::string bits_read(const ReadCounts& reads) {
+  if (reads.ranked.coefficients > 0) return fmt::format("{:.2f} of a coef.", reads.ranked.bits());
+  return reads.numbers == 0 ? "–" : fmt::format("{:.2f}", reads.bits_per_number());
 }
 
 // What was measured, for all ways to show it.
@@ -172,7 +179,7 @@ struct Measured {
             fmt::format("{:.1f} %", 100 * r.stats.same_top().mean),
             fmt::format("{:.2f}x", factor(r)),
             human_bytes(r.bytes.stored()),
-            r.reads.numbers == 0 ? "–" : fmt::format("{:.2f}", r.reads.bits_per_number())};
+            bits_read(r.reads)};
   }
   std::string title() const {
     return str(run.at("suite").get<std::string>(), ", ", n_windows, " windows of ",

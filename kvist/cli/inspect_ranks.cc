@@ -89,9 +89,8 @@ int inspect_ranks(const std::vector<std::string>& pictures, Loaded& loaded,
       str(info.name.empty() ? info.architecture : info.name, "; ", human_bytes(bytes.stored()),
           " of keys and values instead of ", human_bytes(reference), ", and a basis of ",
           human_bytes(bytes.shared), " for all prompts")};
-  Table table(
-      {"layer", "mean rank", "least", "median", "90 %", "most", "at least", "at cap", "scalars",
-       "bytes"});
+  Table table({"layer", "mean rank", "least", "median", "90 %", "most", "at least", "at cap",
+               "scalars", "bytes"});
   auto rows = nlohmann::ordered_json::array();
   for (int i = 0; i < prefix.n_layers(); ++i) {
     const LayerRanks layer =

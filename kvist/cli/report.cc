@@ -86,6 +86,10 @@ json ranked_json(const RankedCounts& reads, uint64_t layer_bytes, const PrefixCa
           {"passes", reads.passes},
           {"exact_bytes", reads.exact_bytes},
           {"coded_bytes", reads.coded_bytes},
+          {"bits_per_coefficient", reads.bits()},
+          {"coefficients", reads.coefficients},
+          {"asked_bits", reads.asked_bits},
+          {"budget_bits", reads.budget_bits},
           {"metadata_bytes", reads.metadata_bytes},
           {"basis_bytes", reads.basis_bytes},
           {"expanded_bytes", reads.expanded_bytes},
@@ -103,6 +107,7 @@ std::string ranked_text(const RankedCounts& reads, uint64_t layer_bytes,
       "touched {:.2f} MiB a token, {:.0f} % of the bytes that f16 would; {:.0f} % of it the basis",
       share * mib(layer_bytes) * prefix.n_layers(), 100 * share,
       100 * static_cast<double>(reads.basis_bytes) / static_cast<double>(reads.bytes()));
+  if (reads.coefficients > 0) text += fmt::format("; {:.2f} bits of a coefficient", reads.bits());
   if (reads.skipped > 0)
     text +=
         fmt::format("; {:.0f} % of key blocks skipped",

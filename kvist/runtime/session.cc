@@ -440,9 +440,8 @@ void Session::encode(const RankPlan& plan, std::shared_ptr<const RankedModel> mo
     require_finite(*s.plain, layer, s.pool);
   }
   const auto start = Clock::now();
-  auto ranked = std::make_unique<RankedPrefix>(
-      s.shape, s.n_prompt, std::move(model), s.rope,
-      RankedPrefix::Storage{.format = format_of(plan), .skip = plan.skip});
+  auto ranked = std::make_unique<RankedPrefix>(s.shape, s.n_prompt, std::move(model), s.rope,
+                                               RankedPrefix::Storage::of(plan));
   EncodeScratch scratch;
   try {
     for (int layer = 0; layer < n_layers; ++layer) {

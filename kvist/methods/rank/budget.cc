@@ -14,15 +14,18 @@ namespace {
 using Infeasible = RankPlan::Infeasible;
 
 struct Shape {
-  int64_t tokens, width, kv_heads;
+  int64_t tokens, width, kv_heads, rows;
 };
 
 int64_t anchors_at(const Shape& shape, int64_t stride) {
   return (shape.tokens + stride - 1) / stride;
 }
 
+int64_t blocks_of(int64_t coded) { return (coded + 63) / 64; }
+
 // Bits beside exact rows and coefficients, as RankedLayer stores them: indices, ranks, places in a
-// block, offsets of blocks; gains, counts of neighbours and bounds of keys where a plan has them.
+// block, offsets of blocks; gains, counts of neighbours, bounds of keys and the weights of rows
+// where a plan has them.
 int64_t metadata_bits(const RankPlan& plan, const Shape& shape, int64_t stride, int64_t coded) {
   const auto anchors = static_cast<uint64_t>(anchors_at(shape, std::max<int64_t>(stride, 1)));
   const int64_t index = std::max<int64_t>(1, std::bit_width(anchors - 1));
@@ -30,11 +33,11 @@ int64_t metadata_bits(const RankPlan& plan, const Shape& shape, int64_t stride, 
   if (plan.bits < 16 && plan.code == RankPlan::Code::sigma) each += 16;
   if (plan.causal_anchors) each += 8;
   if (plan.skip) each += 16 * shape.kv_heads;
-  return coded * each + (coded + 63) / 64 * 32;
+  return coded * each + blocks_of(coded) * 32 + (plan.read ? shape.rows * 64 : 0);
 }
 
 // A group of 32 codes has 32 bits of scales; each token's last group may be almost empty and ends
-// on a whole byte.
+// on a whole byte. Of tree codes a block does.
 constexpr int64_t kGroup = 32, kGroupScales = 32, kByteEnd = 7;
 
 // What exact rows and metadata leave of the share of a layer's bits.
@@ -53,7 +56,8 @@ int64_t coefficients_in_bytes(const RankPlan& plan, const Shape& shape, RankBudg
   const int64_t left = bits_left(plan, shape, *b);
   if (plan.bits >= 16) return left < 0 ? -1 : left / plan.bits;
   const bool grouped = plan.code == RankPlan::Code::group;
-  const int64_t ends = b->coded * (kByteEnd + (grouped ? kGroupScales : 0));
+  const int64_t ends =
+      grouped ? b->coded * (kByteEnd + kGroupScales) : blocks_of(b->coded) * kByteEnd;
   const int64_t each = kGroup * plan.bits + (grouped ? kGroupScales : 0);  // of 32 coefficients
   return left < ends ? -1 : (left - ends) * kGroup / each;
 }
@@ -100,7 +104,7 @@ RankBudget widen(const RankPlan& plan, const Shape& shape, RankBudget b) {
 
 RankBudget rank_budget(const RankPlan& plan, int n_tokens, int width, int n_rows, int kv_heads) {
   check(plan);
-  const Shape shape{n_tokens, width, kv_heads};
+  const Shape shape{n_tokens, width, kv_heads, n_rows};
   if (shape.tokens * shape.width >= int64_t{1} << 39) {
     throw Error(ErrorKind::unsupported, str("varrate: ", n_tokens, " tokens of ", width,
                                             " numbers; a layer has fewer than 2^39"));

@@ -21,8 +21,9 @@ struct RankBudget {
 //
 //   B = floor(keep * width * n_tokens) - exact * width
 //
-// where a plan is strict less 1/16 of the bits of metadata; and with rate=bytes, of kv_heads heads, the most whose bytes, metadata and quantiser scales
-// charged at their largest, stay within the share of a 16-bit layer.
+// where a plan is strict less 1/16 of the bits of metadata; and with rate=bytes, of kv_heads heads,
+// the most whose bytes, metadata and quantiser scales charged at their largest, stay within the
+// share of a 16-bit layer.
 //
 // Without anchors the first token and the window are exact. With basis=heads the least rank is 0.
 // Where B is less than the least rank of all coded tokens, plan.infeasible decides. Throws

@@ -26,9 +26,8 @@ struct CoefficientFormat {
   bool tree() const { return bits < 16 && code == RankPlan::Code::sigma; }
   bool groups() const { return bits < 16 && code == RankPlan::Code::group; }
   int unit() const { return bits >= 16 ? bits / 8 : 1; }  // bytes in which blocks are counted
-  // Bytes of n <= 32 coefficients of a token, scales of a group included.
-  int row_bytes(int n) const { return (n * bits + 7) / 8 + scale_bytes(n); }
-  int scale_bytes(int n) const { return groups() && n > 0 ? 4 : 0; }
+  // Bytes of n <= 32 coefficients of a token, scales of a group included; not of tree codes.
+  int row_bytes(int n) const { return (n * bits + 7) / 8 + (groups() && n > 0 ? 4 : 0); }
 };
 // Throws Error(invalid_argument) naming the width that is not possible.
 void check(const CoefficientFormat& format);

@@ -50,6 +50,13 @@ void check(const RankPlan& plan) {
   require(plan.bits == 32 || plan.bits == 16 || codes,
           str("bits is ", plan.bits,
               "; expected 32, 16, 8, 4 or 3, or with code=sigma 32, 16 or 1 to 8"));
+  if (plan.read) {
+    require(plan.bits <= 8 && plan.code == RankPlan::Code::sigma,
+            "read chooses among the bits of tree codes: it needs bits=1 to 8 and code=sigma");
+    require(plan.read->num <= plan.bits * plan.read->den,
+            str("read is ", plan.read->text(), ", but coefficients have ", plan.bits, " bits"));
+    require(!plan.skip, "skip bounds keys as they are stored, not as read= reads them");
+  }
   require(plan.salience != RankPlan::Salience::oracle ||
               (plan.gold_begin >= 0 && plan.gold_begin < plan.gold_end),
           str("salience=oracle needs the tokens that matter: gold_begin is ", plan.gold_begin,

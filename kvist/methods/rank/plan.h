@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "kvist/core/ratio.h"
 
@@ -76,6 +77,9 @@ struct RankPlan {
     sigma,  // the tree code, in units of the row's spread and the token's gain
   };
   Code code = Code::group;
+  // Of tree codes: bits of a coefficient that a query reads on average, more of the rows that
+  // matter to it; without it all that are stored.
+  std::optional<Ratio> read;
   bool skip = false;  // bounds of keys are kept, and blocks that they show to weigh nothing skipped
 
   int window_queries() const;  // that LayerInput::q must hold

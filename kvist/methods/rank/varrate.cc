@@ -140,12 +140,13 @@ constexpr OptionSpec kOptions[] = {
      .unit = "",
      .help = "what keep is a share of: numbers, as in the paper, or bytes with all metadata",
      .choices = "scalars|bytes"},
-    {.name = "strict",
-     .kind = Kind::boolean,
-     .fallback = "false",
-     .unit = "",
-     .help = "with rate=scalars: metadata counts too, in numbers of 16 bits; rate=bytes always "
-             "counts it",
+    {
+        .name = "strict",
+        .kind = Kind::boolean,
+        .fallback = "false",
+        .unit = "",
+        .help = "with rate=scalars: metadata counts too, in numbers of 16 bits; rate=bytes always "
+                "counts it",
     },
     {.name = "bits",
      .kind = Kind::integer,
@@ -158,8 +159,18 @@ constexpr OptionSpec kOptions[] = {
      .kind = Kind::choice,
      .fallback = "group",
      .unit = "",
-     .help = "below 16 bits: 32 coefficients share a scale, or tree codes in units of the basis",
+     .help = "below 16 bits: 32 coefficients share a scale, or tree codes in units of the basis, "
+             "most significant bits first",
      .choices = "group|sigma"},
+    {.name = "read",
+     .kind = Kind::number,
+     .fallback = "all",
+     .unit = "bits",
+     .help =
+         "of a coefficient that a query reads on average, more of the directions that matter to "
+         "it; needs code=sigma",
+     .choices = "all",
+     .most = 8},
     {.name = "skip",
      .kind = Kind::boolean,
      .fallback = "false",
@@ -224,6 +235,7 @@ RankPlan plan_of(const Options& o) {
   p.infeasible = chosen<RankPlan::Infeasible>(o, "on_infeasible");
   p.bits = preset("bits") ? 4 : integer(o, "bits");
   p.code = chosen<RankPlan::Code>(o, "code");
+  if (o.text("read") != "all") p.read = o.ratio("read");
   p.skip = o.boolean("skip");
   check(p);
   return p;

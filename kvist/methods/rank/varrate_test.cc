@@ -27,6 +27,9 @@ TEST(VarRate, OptionsBecomeAPlan) {
   EXPECT_EQ(plan("varrate(rate=bytes,bits=4)").rate, RankPlan::Rate::bytes);
   EXPECT_EQ(plan("varrate(code=sigma,bits=5)").code, RankPlan::Code::sigma);
   EXPECT_EQ(plan("varrate(value_scale=1/2)").value_scale, 0.5);
+  EXPECT_TRUE(plan("varrate(strict=true)").strict);
+  EXPECT_FALSE(plan("varrate").read);
+  EXPECT_EQ(plan("varrate(bits=8,code=sigma,read=2.5)").read, (Ratio{5, 2}));
 }
 
 // A control takes every token alike unless it is told otherwise.
@@ -58,7 +61,9 @@ TEST(VarRate, RefusesWhatCannotBe) {
   for (const char* text :
        {"varrate(keep=0)", "varrate(salience=oracle)", "varrate(rounding=paper,rate=bytes)",
         "varrate(rounding=paper,alloc=energy)", "varrate(value_scale=0)", "varrate(bits=5)",
-        "varrate(bits=17,code=sigma)", "varrate(basis=heads,salience=window)",
+        "varrate(bits=17,code=sigma)", "varrate(basis=heads,salience=window)", "varrate(read=4)",
+        "varrate(bits=8,read=4)", "varrate(bits=4,code=sigma,read=5)",
+        "varrate(bits=16,code=sigma,read=4)", "varrate(bits=8,code=sigma,read=4,skip=true)",
         "varrate(basis=heads,alloc=energy)", "varrate(basis=heads,preset=reuse)",
         "varrate(power=0)"}) {
     EXPECT_THROW(plan(text), Error) << text;
