@@ -121,7 +121,7 @@ std::string reads_text(const ReadCounts& reads) {
   if (reads.numbers == 0) return "";
   return fmt::format(
       "read {:.2f} bits of a number: {:.2f} of keys, {:.2f} of values; {:.0f} % of the "
-      "bytes that f16 would touch\n",
+      "bytes that f16 of the same tokens would touch\n",
       reads.bits_per_number(), reads.bits_per_key(), reads.bits_per_value(),
       100 * reads.touched_share());
 }
