@@ -7,6 +7,7 @@
 #include <functional>
 
 #include "kvist/core/error.h"
+#include "kvist/eval/similarity.h"
 #include "kvist/eval/unicode.h"
 
 namespace kvist {
@@ -89,12 +90,19 @@ double classification(const std::string& prediction, const EvalRow& row) {
   });
 }
 
+// LongBench's line of a completion, and how like the gold it is.
+double code_similarity(const std::string& prediction, const EvalRow& row) {
+  const std::string line = code_line(prediction);
+  return best_of(row, [&](const std::string& gold) { return similarity(line, gold); });
+}
+
 constexpr Metric kMetrics[] = {
     {"all", "share of the answers that occur", found_share},
     {"part", "1 where any answer occurs", any_found},
     {"first_integer", "1 where the first number is the answer", first_integer},
     {"count", "share of the numbers that are the answer", count},
     {"retrieval", "the same, with the number of the paragraph", retrieval},
+    {"code_sim", "likeness of the first line of code, by its matching blocks", code_similarity},
     {"classification", "1 over the classes named, where the right one is", classification},
 };
 

@@ -17,7 +17,7 @@ struct Metric {
   double (*score)(const std::string& prediction, const EvalRow& row);
 };
 
-// RULER: all, part. Passkey: first_integer. LongBench: count, retrieval, classification.
+// RULER: all, part. Passkey: first_integer. LongBench: count, retrieval, classification, code_sim.
 std::span<const Metric> metrics();
 // Throws invalid_argument naming the metrics there are.
 const Metric& find_metric(std::string_view name);

@@ -86,5 +86,24 @@ TEST(Unicode, LowersAndSplits) {
   EXPECT_EQ(stripped(" \n"), "");
 }
 
+TEST(Score, CodeIsComparedByMatchingBlocks) {
+  const auto like = [](const std::string& text, const std::string& gold) {
+    return score("code_sim", text, {gold});
+  };
+  EXPECT_EQ(like("foo(bar)", "bar(foo)"), 0.50);
+  EXPECT_EQ(like("abxcd", "abcd"), 0.89);
+  EXPECT_EQ(like("return self._cache.get(key, default)", "return self.cache.get(key)"), 0.84);
+  EXPECT_EQ(like("// only\n# comments", "x"), 0);
+  EXPECT_EQ(like("bab", "acb"), 0.33);
+  EXPECT_EQ(like("```python\n# c\nreturn x + 1\n", "return x + 2"), 0.92);
+  EXPECT_EQ(like("\n\nx = 1\ny", "x = 1"), 1);
+  EXPECT_EQ(like("", "x"), 0);
+  std::string a, b;
+  for (int i = 0; i < 99; ++i) a += "ab";
+  for (int i = 0; i < 100; ++i) b += "ab";
+  EXPECT_EQ(like("q" + a + "z", b), 0) << "letters that are everywhere begin no block";
+  EXPECT_EQ(like("\xC3\xA9t\xC3\xA9", "\xC3\xA9t\xC3\xA0"), 0.67) << "code points, not bytes";
+}
+
 }  // namespace
 }  // namespace kvist

@@ -3,6 +3,8 @@
 #include "kvist/eval/suite.h"
 
 #include <algorithm>
+#include <filesystem>
+#include <fstream>
 
 #include "kvist/core/error.h"
 #include "kvist/core/sha256.h"
@@ -12,12 +14,12 @@
 namespace kvist {
 
 extern const Suite passkey_suite, needle_suite, kv_ruler_suite, kv_qa_suite, kv_reuse_suite,
-    kv_retrieval_suite, kv_count_suite, kv_fewshot_suite;
+    kv_retrieval_suite, kv_count_suite, kv_fewshot_suite, kv_code_suite;
 
 std::span<const Suite* const> suites() {
-  static constexpr const Suite* kAll[] = {&passkey_suite,  &needle_suite,    &kv_ruler_suite,
-                                          &kv_qa_suite,    &kv_reuse_suite,  &kv_retrieval_suite,
-                                          &kv_count_suite, &kv_fewshot_suite};
+  static constexpr const Suite* kAll[] = {&passkey_suite,  &needle_suite,     &kv_ruler_suite,
+                                          &kv_qa_suite,    &kv_reuse_suite,   &kv_retrieval_suite,
+                                          &kv_count_suite, &kv_fewshot_suite, &kv_code_suite};
   return kAll;
 }
 
@@ -43,6 +45,46 @@ std::vector<EvalRow> rows_of(const Suite& suite, const SuiteInput& input) {
   }
   require_distinct(rows);
   return rows;
+}
+
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string hash_of(const fs::path& path) {
+  std::map<std::string, fs::path> files;
+  if (fs::is_directory(path)) {
+    for (const auto& entry : fs::recursive_directory_iterator(path))
+      if (entry.is_regular_file()) files[entry.path().lexically_relative(path).string()] = entry;
+  } else {
+    files[path.filename().string()] = path;
+  }
+  std::string all;
+  for (const auto& [name, file] : files) {
+    std::ifstream in(file, std::ios::binary);
+    const std::string text{std::istreambuf_iterator<char>(in), {}};
+    all += str(name, " ", sha256_hex(std::string_view(text)), "\n");
+  }
+  return sha256_hex(std::string_view(all));
+}
+
+}  // namespace
+
+std::map<std::string, std::string> data_hashes(const Suite& suite, const std::string& data) {
+  const std::string_view needs = suite.needs;
+  const fs::path root(data), sotu = root / "sotu/test";
+  const std::pair<const char*, fs::path> places[] = {
+      {"prose", fs::is_directory(sotu) ? sotu : root / "prose"},
+      {"words", root / "words"},
+      {"factbook", root / "factbook.jsonl"},
+      {"kinds", root / "kinds.txt"},
+      {"code", root / "code"}};
+  std::map<std::string, std::string> hashes;
+  for (const auto& [need, path] : places) {
+    if (needs.find(need) != std::string_view::npos && fs::exists(path))
+      hashes[need] = hash_of(path);
+  }
+  return hashes;
 }
 
 std::vector<std::string> chosen_tasks(const SuiteInput& input,

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <span>
 #include <string>
 #include <string_view>
@@ -40,6 +41,10 @@ const Suite& find_suite(std::string_view name);
 // Its rows, distinct and sealed. Throws invalid_argument where a length holds nothing, and
 // not_found where data are missing, saying how to get them.
 std::vector<EvalRow> rows_of(const Suite& suite, const SuiteInput& input);
+
+// What its rows were made of: SHA-256 of the names and SHA-256 of all files of each need, by the
+// need. Files that are not there are left out.
+std::map<std::string, std::string> data_hashes(const Suite& suite, const std::string& data);
 
 // Those of `known` that input.tasks names, in the order of `known`. Throws invalid_argument naming
 // the nearest to one that there is not.

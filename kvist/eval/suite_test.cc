@@ -51,6 +51,16 @@ class Suites : public ::testing::Test {
         out << ".\n";
       }
     }
+    std::ofstream kinds(folder_ + "/kinds.txt");
+    for (const char* kind : {"animal", "food", "plant"})
+      for (int i = 0; i < 60; ++i) kinds << random_letters(rng, 8, 'a') << " " << kind << "\n";
+    fs::create_directories(folder_ + "/code");
+    for (int f = 0; f < 6; ++f) {
+      std::ofstream out(str(folder_, "/code/", f, ".go"));
+      for (int i = 0; i < 900; ++i)
+        out << "\t" << random_letters(rng, 6, 'a') << " := " << random_letters(rng, 6, 'a')
+            << (i % 3 == 0 ? " // set\n" : "(1)\n");
+    }
     std::ofstream out(folder_ + "/factbook.jsonl");
     for (int i = 0; i < 40; ++i) {
       const std::string name = random_letters(rng, 7, 'A'), capital = random_letters(rng, 9, 'a'),
@@ -116,13 +126,46 @@ TEST_F(Suites, RulerFillsWhatThereIs) {
   }
 }
 
+TEST_F(Suites, DataAreKnownByTheirHashes) {
+  EXPECT_TRUE(data_hashes(find_suite("passkey"), folder_).empty());
+  const auto before = data_hashes(find_suite("kv-ruler"), folder_);
+  ASSERT_EQ(before.size(), 2u);
+  EXPECT_EQ(before, data_hashes(find_suite("kv-ruler"), folder_));
+  const std::string extra = folder_ + "/prose/extra.txt";
+  std::ofstream(extra) << "One more.";
+  const auto after = data_hashes(find_suite("kv-ruler"), folder_);
+  fs::remove(extra);
+  EXPECT_EQ(after.at("words"), before.at("words"));
+  EXPECT_NE(after.at("prose"), before.at("prose"));
+}
+
+TEST_F(Suites, CodeGoesOnWithALineThatCanBeScored) {
+  const auto all = rows("kv-code", {300, 600}, 4);
+  ASSERT_EQ(all.size(), 8u);
+  std::set<std::string> files;
+  for (const EvalRow& row : all) {
+    const std::string answer = row.answer_list().front();
+    EXPECT_EQ(answer.find("//"), std::string::npos) << answer;
+    EXPECT_TRUE(answer.ends_with("(1)")) << answer;
+    std::ifstream in(folder_ + "/code/" + row.meta["file"].get<std::string>());
+    const std::string text{std::istreambuf_iterator<char>(in), {}};
+    const std::string code = row.context.substr(row.context.find('\n') + 1);
+    EXPECT_TRUE(text.starts_with(code + answer)) << row.name() << ": the next line of the file";
+    files.insert(str(*row.length, row.meta["file"].get<std::string>()));
+  }
+  EXPECT_EQ(files.size(), 8u) << "each file once";
+  const auto fewer = rows("kv-code", {600}, 2);
+  EXPECT_EQ(to_json(fewer[1]), to_json(all[5])) << "rows do not depend on how many there are";
+}
+
 TEST_F(Suites, EverySampleFitsAndHoldsItsAnswers) {
   for (const char* suite : {"passkey", "needle", "kv-ruler", "kv-qa", "kv-reuse", "kv-retrieval",
-                            "kv-count", "kv-fewshot"}) {
+                            "kv-count", "kv-fewshot", "kv-code"}) {
     for (const EvalRow& row : rows(suite, {700, 2048}, 5)) {
       EXPECT_LE(used(row), *row.length) << row.name();
       EXPECT_GT(used(row), *row.length / 10) << row.name();
-      const bool counts = row.suite == "kv-count" || row.suite == "kv-fewshot";
+      const bool counts =
+          row.suite == "kv-count" || row.suite == "kv-fewshot" || row.suite == "kv-code";
       for (const std::string& answer : row.answer_list()) {
         EXPECT_TRUE(counts || row.context.find(answer) != std::string::npos) << row.name();
       }
@@ -253,7 +296,7 @@ TEST_F(Suites, RefuseWhatDoesNotFit) {
   expect_refusal("needle", 20, {}, {"needle at 20"});
   SuiteInput nowhere = input({512}, 1);
   nowhere.data = "/nowhere";
-  for (const char* suite : {"kv-ruler", "kv-qa", "kv-fewshot", "needle"}) {
+  for (const char* suite : {"kv-ruler", "kv-qa", "kv-fewshot", "kv-code", "needle"}) {
     try {
       rows_of(find_suite(suite), nowhere);
       ADD_FAILURE() << suite;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <set>
 
 #include "kvist/core/error.h"
@@ -43,6 +44,40 @@ std::vector<std::string> WordLists::all() const {
 WordLists word_lists(const std::string& data) {
   return {lines_of(data, "adjectives.txt"), lines_of(data, "nouns.txt"),
           lines_of(data, "verbs.txt")};
+}
+
+WordKinds word_kinds(const std::string& data) {
+  constexpr size_t kLeast = 20;
+  const std::string path = (std::filesystem::path(data) / "kinds.txt").string();
+  std::ifstream in(path);
+  if (!in) {
+    throw Error(ErrorKind::not_found,
+                str(path,
+                    ": not there; `tools/texts.py kinds` fetches it (Debian), or put a list "
+                    "of your own there, a word and its kind a line (--data DIR)"));
+  }
+  std::map<std::string, std::vector<std::string>> words;
+  int number = 0;
+  for (std::string line; std::getline(in, line);) {
+    ++number;
+    const size_t space = line.find(' ');
+    if (space == std::string::npos || space == 0 || space + 1 == line.size() ||
+        line.find(' ', space + 1) != std::string::npos) {
+      throw Error(ErrorKind::invalid_argument, str(path, ":", number, ": ", kvist::quoted(line),
+                                                   ", expected a word and its kind"));
+    }
+    words[line.substr(space + 1)].push_back(line.substr(0, space));
+  }
+  if (words.size() < 2)
+    throw Error(ErrorKind::invalid_argument, str(path, ": expected at least two kinds"));
+  for (const auto& [kind, list] : words) {
+    if (list.size() < kLeast) {
+      throw Error(ErrorKind::invalid_argument,
+                  str(path, ": ", list.size(), " words of the kind ", kvist::quoted(kind),
+                      ", expected at least ", kLeast));
+    }
+  }
+  return {words.begin(), words.end()};
 }
 
 std::string random_number(Rng& rng, int digits) {

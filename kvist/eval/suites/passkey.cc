@@ -50,7 +50,8 @@ EvalRow sample(const SuiteInput& input, int length, int index, int key) {
   row.answer_prefix = kPrefix;
   row.answers = {str(key)};
   row.max_new_tokens = kAnswerTokens;
-  row.meta = {{"metric", {"all", "first_integer"}}, {"depth", depth}, {"sentences", n}};
+  row.meta = {
+      {"metric", {"all", "first_integer"}}, {"depth", depth}, {"stratum", depth}, {"sentences", n}};
   return row;
 }
 
