@@ -3,6 +3,7 @@
 // contract it fills.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -110,6 +111,8 @@ struct LayerInput {
   TensorView<const float, 3> q_pre;  // the same rows before RoPE, where they were asked for
   const Rope* rope = nullptr;        // of the model; null where it is not known
   float logit_scale = 0;             // 1/sqrt(head_dim), or the model's own
+  int pinned = 0;                    // last positions that stay in any case, within the same budget
+  uint64_t document = 0;             // hash of the prompt's tokens, for what is drawn; 0: not known
   // Makes [width][heads * head_dim]: what turns the heads' outputs into the layer's; empty without
   // a model.
   std::function<std::vector<float>()> output_projection;
@@ -131,6 +134,15 @@ struct Needs {
   bool every_query = false;  // observe() with the queries of every position
   bool pre_rope = false;     // observe() with q_pre as well
   int repeat_chunk = 0;      // above 0: observe_repetition() of so many tokens at a time
+
+  // What either must see; of two repetitions the one in larger parts.
+  Needs& also(const Needs& more) {
+    window_queries = std::max(window_queries, more.window_queries);
+    every_query |= more.every_query;
+    pre_rope |= more.pre_rope;
+    repeat_chunk = std::max(repeat_chunk, more.repeat_chunk);
+    return *this;
+  }
 };
 
 // What scorers and selectors have in common: they watch a document being read. One object serves
@@ -149,13 +161,16 @@ class Observer {
 // The scores of a layer's entries, higher first to stay: [kv_heads][n_tokens].
 using Scores = std::vector<std::vector<double>>;
 
-// Gives every entry of a layer a number; who stays by them is decided elsewhere (select/topk.h).
+// Gives every entry of a layer a number, the same for every budget; who stays by them is decided
+// elsewhere (select/topk.h).
 class Scorer : public Observer {
  public:
   // n_kept: entries that a head keeps on average, 1 <= n_kept < n_tokens. Throws
-  // Error(invalid_argument) where that is too few for what the method protects, and Error(corrupt)
-  // naming layer, head and position of a number that is not finite.
-  virtual Scores score(const LayerInput& layer, int n_kept) = 0;
+  // Error(invalid_argument) where that is too few for what the method protects.
+  virtual void require_room(const LayerInput&, int /*n_kept*/) const {}
+  // Once a layer. Throws Error(invalid_argument) where what it needs was not recorded, and
+  // Error(corrupt) naming layer, head and position of a number that is not finite.
+  virtual Scores score(const LayerInput& layer) = 0;
 };
 
 // Which tokens of a layer survive.
@@ -169,6 +184,9 @@ struct Selection {
 // Decides which tokens stay. One object serves all layers of one prefix, in ascending order.
 class Selector : public Observer {
  public:
+  // Who watches the document for it: itself, or the scorer that it shares with others (Scorers),
+  // which then watches once for all of them.
+  virtual Observer& watcher() { return *this; }
   // Throws Error(invalid_argument) where the budget keeps nothing, and Error(corrupt) naming layer,
   // head and position of a number that is not finite.
   virtual Selection select(const LayerInput& layer, bool explain) = 0;
@@ -186,8 +204,15 @@ class Evictor : public Observer {
   virtual std::vector<std::vector<int32_t>> stay(const LayerInput& layer, int n_kept) = 0;
 };
 
+class Scorers;    // methods/select/scorers.h
 struct RankPlan;  // methods/rank/plan.h
 struct Reading;   // methods/read/reading.h
+
+// How many entries there are before any leaves: n_layers * kv_heads * n_tokens.
+struct PromptShape {
+  int n_layers = 0, kv_heads = 0, n_tokens = 0;
+  int64_t entries() const { return int64_t{n_layers} * kv_heads * n_tokens; }
+};
 
 struct Method {
   const char* name;
@@ -195,8 +220,9 @@ struct Method {
   const char* summary;
   const char* decides;  // "entries", "bits", "dimensions", "reads"
   std::span<const OptionSpec> options;
-  // Which tokens stay.
-  std::unique_ptr<Selector> (*select)(const Options&) = nullptr;
+  // Which tokens stay, and how many of a prompt do, over all layers and heads.
+  std::unique_ptr<Selector> (*select)(const Options&, Scorers&) = nullptr;
+  int64_t (*kept)(const Options&, const PromptShape&) = nullptr;
   // How what stays is coded, and how much of it one query reads.
   Reading (*read)(const Options&) = nullptr;
   // How a budget becomes ranks, where every token is coded to a rank of its own.

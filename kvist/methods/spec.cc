@@ -167,7 +167,10 @@ MethodCall Parser::call(const std::string& name, size_t name_at) {
   MethodCall made{&method, Options(specs, given, method.name)};
   // A combination that the method refuses is refused here, where its place is known.
   if (method.select != nullptr)
-    located(name_at, [&] { return method.select(made.options) != nullptr; });
+    located(name_at, [&] {
+      Scorers alone;
+      return method.select(made.options, alone) != nullptr;
+    });
   if (method.read != nullptr)
     located(name_at, [&] { return method.read(made.options).plan.width; });
   return made;
@@ -237,10 +240,30 @@ Spec Parser::parse() {
 Spec parse_spec(std::string_view text) { return Parser(text).parse(); }
 
 std::unique_ptr<Selector> Spec::make_selector() const {
+  Scorers alone;
+  return make_selector(alone);
+}
+
+std::unique_ptr<Selector> Spec::make_selector(Scorers& shared) const {
   for (const MethodCall& call : calls) {
-    if (call.method->select != nullptr) return call.method->select(call.options);
+    if (call.method->select != nullptr) return call.method->select(call.options, shared);
   }
   return nullptr;
+}
+
+int64_t Spec::kept(const PromptShape& shape) const {
+  for (const MethodCall& call : calls) {
+    if (call.method->select != nullptr && removed().num > 0)
+      return call.method->kept(call.options, shape);
+  }
+  return shape.entries();
+}
+
+Needs Spec::needs() const {
+  Needs all;
+  if (const auto selector = make_selector()) all.also(selector->needs());
+  if (const auto plan = ranking()) all.also({.window_queries = plan->window_queries()});
+  return all;
 }
 
 std::unique_ptr<Evictor> Spec::make_evictor() const {
@@ -280,20 +303,38 @@ Ratio Spec::removed() const {
   return {0, 1};
 }
 
+namespace {
+
+// "name(option,...)" with `option` before those it has.
+std::string with_option(const MethodCall& call, const std::string& option) {
+  const std::string one = canonical(call);
+  const std::string_view name = call.method->name;
+  const std::string rest = one.size() > name.size() ? "," + one.substr(name.size() + 1) : ")";
+  return str(name, "(", option, rest);
+}
+
+}  // namespace
+
 std::string Spec::text_at(Ratio removed) const {
   if (none()) return text;
   std::string out;
   for (const MethodCall& call : calls) {
-    std::string one = canonical(call);
     const bool open = call.method->select != nullptr && !call.options.given("ratio") &&
                       !call.options.given("keep");
-    if (open) {
-      const std::string_view name = call.method->name;
-      const std::string rest = one.size() > name.size() ? "," + one.substr(name.size() + 1) : ")";
-      one = str(name, "(ratio=", removed.text(), rest);
-    }
-    out += str(out.empty() ? "" : "+", one);
+    out += str(out.empty() ? "" : "+",
+               open ? with_option(call, str("ratio=", removed.text())) : canonical(call));
   }
+  return out;
+}
+
+std::optional<std::string> Spec::text_at_budget(Ratio removed) const {
+  if (!none() && calls.front().method->rank != nullptr) {
+    const MethodCall& call = calls.front();
+    if (call.options.given("keep")) return std::nullopt;
+    return with_option(call, str("keep=", removed.complement().text()));
+  }
+  std::string out = text_at(removed);
+  if (out == text) return std::nullopt;
   return out;
 }
 

@@ -127,6 +127,72 @@ TEST(Table, RatioZeroIsIdentity) {
   }
 }
 
+// All layers of a prompt, as a session goes through them.
+std::vector<Selection> select_all(const std::string& text, int n_layers, int n, int pinned) {
+  ThreadPool pool(2);
+  const auto selector = parse_spec(text).make_selector();
+  std::vector<Selection> all;
+  for (int i = 0; i < n_layers; ++i) {
+    TestLayer layer = TestLayer::random(n, 2, 3, 6, n, static_cast<uint64_t>(i));
+    layer.show(*selector, pool, i);
+    LayerInput in = layer.input(pool, i);
+    in.n_layers = n_layers;
+    in.pinned = pinned;
+    all.push_back(selector->select(in, false));
+  }
+  selector->settle(all);
+  return all;
+}
+
+TEST(Table, BudgetsOfAPromptAreWhatTheRowSays) {
+  constexpr int kLayers = 3;
+  for (const Method* method : selectors()) {
+    for (int n : {40, 97}) {
+      for (const char* ratio : {"0", "0.25", "2/3"}) {
+        const std::string spec = spec_of(*method, str("ratio=", ratio));
+        for (int pinned : {0, 9}) {
+          int64_t kept = 0;
+          for (const Selection& layer : select_all(spec, kLayers, n, pinned))
+            for (const auto& head : layer.kept) kept += static_cast<int64_t>(head.size());
+          EXPECT_EQ(kept, parse_spec(spec).kept({kLayers, 2, n})) << spec << " of " << n;
+        }
+      }
+    }
+  }
+  EXPECT_EQ(parse_spec("none").kept({3, 2, 40}), 240);
+  EXPECT_EQ(parse_spec("readkv").kept({3, 2, 40}), 240);
+  EXPECT_EQ(parse_spec("kvzip(ratio=0.5,layerwise=true)").kept({3, 1, 5}), 9);
+}
+
+TEST(Table, PinnedPositionsStay) {
+  for (const Method* method : selectors()) {
+    for (int pinned : {1, 9, 30}) {  // the last is more than the budget
+      const std::string spec = spec_of(*method, "ratio=0.75");
+      for (const Selection& layer : select_all(spec, 2, 80, pinned)) {
+        for (const auto& head : layer.kept) {
+          // Where heads compete, one may get a little less than a quarter.
+          const int stay = std::min({pinned, 16, static_cast<int>(head.size())});
+          for (int position = 80 - stay; position < 80; ++position)
+            EXPECT_TRUE(std::binary_search(head.begin(), head.end(), position))
+                << spec << " pins " << pinned << ", position " << position;
+        }
+      }
+    }
+  }
+}
+
+TEST(Table, RandomPlacesDifferByDocument) {
+  ThreadPool pool(1);
+  TestLayer layer(60, 1, 1, 2, 0);
+  const auto kept = [&](uint64_t document) {
+    LayerInput in = layer.input(pool);
+    in.document = document;
+    return parse_spec("random(ratio=0.5)").make_selector()->select(in, false).kept;
+  };
+  EXPECT_EQ(kept(5), kept(5));
+  EXPECT_NE(kept(5), kept(6));
+}
+
 TEST(Table, CountsAreExactSortedAndInRange) {
   for (const Method* method : selectors()) {
     for (int n : {2, 3, 31, 32, 33, 64, 65, 97, 211}) {

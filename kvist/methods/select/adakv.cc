@@ -30,29 +30,26 @@ constexpr OptionSpec kOptions[] = {
      .help = "share of the average budget that every head keeps"},
 };
 
-class AdaKv final : public Selector {
+std::shared_ptr<Scorer> inner_scorer(const Options& options, Scorers& scorers) {
+  const Method& inner = *find_scorer(options.text("scorer"));
+  return scorers.of(inner.score, options.passed_to(inner));
+}
+
+class AdaKv final : public ScoredSelector {
  public:
-  explicit AdaKv(const Options& options)
-      : removed_(options.removed()), safeguard_(options.ratio("alpha_safeguard")) {
-    const Method& inner = *find_scorer(options.text("scorer"));
-    scorer_ = inner.score(options.passed_to(inner));
-  }
-  Needs needs() const override { return removed_.num == 0 ? Needs{} : scorer_->needs(); }
-  void observe(const LayerInput& layer) override { scorer_->observe(layer); }
-  void observe_repetition(const LayerInput& layer, const Repetition& repetition) override {
-    scorer_->observe_repetition(layer, repetition);
-  }
+  AdaKv(const Options& options, Scorers& scorers)
+      : ScoredSelector(inner_scorer(options, scorers), options.removed()),
+        safeguard_(options.ratio("alpha_safeguard")) {}
 
   Selection select(const LayerInput& layer, bool explain) override {
-    if (removed_.num == 0) return keep_everything(layer);
-    const auto n_kept = static_cast<int>(reference_kept_tokens(layer.n_tokens, removed_));
+    if (removed().num == 0) return keep_everything(layer);
+    const auto n_kept = static_cast<int>(reference_kept_tokens(layer.n_tokens, removed()));
     if (n_kept >= layer.n_tokens) return keep_everything(layer);
-    return keep_best_of_all(layer, scorer_->score(layer, n_kept), n_kept, safeguard_, explain);
+    return keep_best_of_all(layer, scores(layer, n_kept), n_kept, safeguard_, explain);
   }
 
  private:
-  std::unique_ptr<Scorer> scorer_;
-  Ratio removed_, safeguard_;
+  Ratio safeguard_;
 };
 
 }  // namespace
@@ -91,6 +88,7 @@ extern constinit const Method adakv = {
     .summary = "lets the heads of a layer compete for its slots by another method's score",
     .decides = "entries",
     .options = kOptions,
-    .select = make_selector<AdaKv>};
+    .select = make_scored_selector<AdaKv>,
+    .kept = kept_of_each_head};
 
 }  // namespace kvist

@@ -247,7 +247,7 @@ TEST(Baselines, ExampleIKvZip) {
       scorer.observe_repetition(layer.input(pool),
                                 {1, 4, row, layer.queries(q, row, step), &again});
     }
-    expect_near(scorer.score(layer.input(pool), 2)[0], {1.425690, .268649, .425690, .368258});
+    expect_near(scorer.score(layer.input(pool))[0], {1.425690, .268649, .425690, .368258});
   }
 
   const std::vector<Scores> layers{{{1, .30, .10, .20}, {1, .05, .90, .15}},

@@ -120,11 +120,25 @@ double above_all(const Scores& scores) {
   return most + 1;
 }
 
+void pin_tail(const LayerInput& layer, Scores* scores) {
+  if (layer.pinned == 0) return;
+  const double top = above_all(*scores);
+  for (auto& head : *scores) {
+    for (int i = 0; i < layer.pinned; ++i)
+      head[head.size() - 1 - static_cast<size_t>(i)] = top + layer.pinned - i;
+  }
+}
+
+int64_t kept_of_each_head(const Options& options, const PromptShape& shape) {
+  return int64_t{shape.n_layers} * shape.kv_heads *
+         reference_kept_tokens(shape.n_tokens, options.removed());
+}
+
 Selection BestByScore::select(const LayerInput& layer, bool explain) {
-  if (removed_.num == 0) return keep_everything(layer);
-  const auto n_kept = static_cast<int>(reference_kept_tokens(layer.n_tokens, removed_));
+  if (removed().num == 0) return keep_everything(layer);
+  const auto n_kept = static_cast<int>(reference_kept_tokens(layer.n_tokens, removed()));
   if (n_kept >= layer.n_tokens) return keep_everything(layer);
-  return keep_best(layer, scorer_->score(layer, n_kept), n_kept, explain);
+  return keep_best(layer, scores(layer, n_kept), n_kept, explain);
 }
 
 }  // namespace kvist

@@ -11,6 +11,7 @@
 #include "kvist/core/buffer.h"
 #include "kvist/core/ratio.h"
 #include "kvist/methods/method.h"
+#include "kvist/methods/select/scorers.h"
 
 namespace kvist {
 
@@ -53,27 +54,50 @@ void require_finite_queries(const LayerInput& layer, TensorView<const float, 3> 
 // Throws Error(corrupt) for a score that is NaN: no order has a place for it.
 void require_numbers(const LayerInput& layer, const Scores& scores);
 
+// Puts the last layer.pinned positions above all others, later ones above earlier.
+void pin_tail(const LayerInput& layer, Scores* scores);
+
 // The n_kept best of each head by top_positions: the smaller position wins among equals.
 Selection keep_best(const LayerInput& layer, Scores scores, int n_kept, bool explain);
 
 // Score of protected positions in a layer: above all others.
 double above_all(const Scores& scores);
 
-// Keeps each head's best by a scorer: the same number in every head and layer.
-class BestByScore final : public Selector {
+// A selector that is a score and a cut: the scorer watches and scores, for others too.
+class ScoredSelector : public Selector {
  public:
-  BestByScore(std::unique_ptr<Scorer> scorer, Ratio removed)
-      : scorer_(std::move(scorer)), removed_(removed) {}
   Needs needs() const override { return removed_.num == 0 ? Needs{} : scorer_->needs(); }
+  Observer& watcher() override {
+    return removed_.num == 0 ? static_cast<Observer&>(*this) : *scorer_;
+  }
   void observe(const LayerInput& layer) override { scorer_->observe(layer); }
   void observe_repetition(const LayerInput& layer, const Repetition& repetition) override {
     scorer_->observe_repetition(layer, repetition);
   }
-  Selection select(const LayerInput& layer, bool explain) override;
+
+ protected:
+  ScoredSelector(std::shared_ptr<Scorer> scorer, Ratio removed)
+      : scorer_(std::move(scorer)), removed_(removed) {}
+  // For a budget of n_kept entries a head.
+  Scores scores(const LayerInput& layer, int n_kept) {
+    scorer_->require_room(layer, n_kept);
+    Scores scores = scorer_->score(layer);
+    pin_tail(layer, &scores);
+    return scores;
+  }
+  Ratio removed() const { return removed_; }
 
  private:
-  std::unique_ptr<Scorer> scorer_;
+  std::shared_ptr<Scorer> scorer_;
   Ratio removed_;
+};
+
+// Keeps each head's best by a scorer: the same number in every head and layer.
+class BestByScore final : public ScoredSelector {
+ public:
+  BestByScore(std::shared_ptr<Scorer> scorer, Ratio removed)
+      : ScoredSelector(std::move(scorer), removed) {}
+  Selection select(const LayerInput& layer, bool explain) override;
 };
 
 // Keeps each head's best of the entries that are left.
@@ -82,12 +106,16 @@ class EvictByScore final : public Evictor {
   explicit EvictByScore(std::unique_ptr<Scorer> scorer) : scorer_(std::move(scorer)) {}
   Needs needs() const override { return scorer_->needs(); }
   std::vector<std::vector<int32_t>> stay(const LayerInput& layer, int n_kept) override {
-    return keep_best(layer, scorer_->score(layer, n_kept), n_kept, false).kept;
+    scorer_->require_room(layer, n_kept);
+    return keep_best(layer, scorer_->score(layer), n_kept, false).kept;
   }
 
  private:
   std::unique_ptr<Scorer> scorer_;
 };
+
+// Method::kept of a selector that keeps as many of every head: reference_kept_tokens of it.
+int64_t kept_of_each_head(const Options& options, const PromptShape& shape);
 
 // The factories of a method that is a scorer and no more.
 template <typename S>
@@ -101,12 +129,17 @@ std::unique_ptr<Evictor> make_evict_by(const Options& options) {
 }
 // Of a method with a selector of its own.
 template <typename S>
-std::unique_ptr<Selector> make_selector(const Options& options) {
+std::unique_ptr<Selector> make_selector(const Options& options, Scorers&) {
   return std::make_unique<S>(options);
 }
+// Of one whose selector cuts what a scorer says.
 template <typename S>
-std::unique_ptr<Selector> make_best_by(const Options& options) {
-  return std::make_unique<BestByScore>(make_scorer<S>(options), options.removed());
+std::unique_ptr<Selector> make_scored_selector(const Options& options, Scorers& scorers) {
+  return std::make_unique<S>(options, scorers);
+}
+template <typename S>
+std::unique_ptr<Selector> make_best_by(const Options& options, Scorers& scorers) {
+  return std::make_unique<BestByScore>(scorers.of(make_scorer<S>, options), options.removed());
 }
 
 }  // namespace kvist

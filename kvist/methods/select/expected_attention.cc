@@ -71,7 +71,7 @@ class ExpectedAttention final : public Scorer {
         epsilon_(options.ratio("epsilon").value()) {}
   Needs needs() const override { return {.every_query = true, .pre_rope = true}; }
   void observe(const LayerInput& layer) override;
-  Scores score(const LayerInput& layer, int n_kept) override;
+  Scores score(const LayerInput& layer) override;
 
  private:
   struct Seen {
@@ -168,7 +168,7 @@ void softmax(std::span<double> z) {
   for (double& x : z) x /= sum;
 }
 
-Scores ExpectedAttention::score(const LayerInput& layer, int) {
+Scores ExpectedAttention::score(const LayerInput& layer) {
   Seen& seen = seen_[layer.layer];
   const int n = layer.n_tokens;
   if (seen.n_tokens != n) {
@@ -226,6 +226,7 @@ extern constinit const Method expected_attention = {
     .decides = "entries",
     .options = kOptions,
     .select = make_best_by<ExpectedAttention>,
+    .kept = kept_of_each_head,
     .score = make_scorer<ExpectedAttention>};
 
 }  // namespace kvist

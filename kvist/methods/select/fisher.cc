@@ -93,8 +93,11 @@ class Fisher final : public Scorer {
       : window_(static_cast<int>(options.integer("window_size"))) {}
   Needs needs() const override { return {.window_queries = window_}; }
 
-  Scores score(const LayerInput& layer, int n_kept) override {
+  void require_room(const LayerInput& layer, int n_kept) const override {
     require_window(layer, window_, n_kept);
+  }
+  Scores score(const LayerInput& layer) override {
+    require_window(layer, window_, layer.n_tokens);
     Scores scores = fisher_signal(layer, window_);
     const double protect = above_all(scores);
     for (auto& head : scores) std::fill(head.end() - window_, head.end(), protect);
@@ -151,6 +154,7 @@ extern constinit const Method fisher = {
     .decides = "entries",
     .options = kOptions,
     .select = make_best_by<Fisher>,
+    .kept = kept_of_each_head,
     .score = make_scorer<Fisher>};
 
 }  // namespace kvist

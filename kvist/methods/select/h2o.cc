@@ -50,7 +50,7 @@ class H2o final : public Scorer {
   }
 
   // Mean attention that an entry got from the queries that can see it.
-  Scores score(const LayerInput& layer, int) override {
+  Scores score(const LayerInput& layer) override {
     Seen& seen = seen_[layer.layer];
     const int n = layer.n_tokens, group = layer.heads / layer.kv_heads;
     if (seen.n_tokens != n) {
@@ -117,6 +117,7 @@ extern constinit const Method h2o = {
     .decides = "entries",
     .options = kOptions,
     .select = make_best_by<H2o>,
+    .kept = kept_of_each_head,
     .score = make_scorer<H2o>,
     .evict = make_h2o_evictor};
 

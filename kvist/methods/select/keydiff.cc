@@ -16,7 +16,7 @@ class KeyDiff final : public Scorer {
   explicit KeyDiff(const Options&) {}
   Needs needs() const override { return {}; }
 
-  Scores score(const LayerInput& layer, int) override {
+  Scores score(const LayerInput& layer) override {
     Scores scores;
     for (int head = 0; head < layer.kv_heads; ++head) scores.push_back(score_head(layer, head));
     return scores;
@@ -51,6 +51,7 @@ extern constinit const Method keydiff = {
     .decides = "entries",
     .options = kOptions,
     .select = make_best_by<KeyDiff>,
+    .kept = kept_of_each_head,
     .score = make_scorer<KeyDiff>,
     .evict = make_evict_by<KeyDiff>};
 

@@ -15,7 +15,7 @@ class KNorm final : public Scorer {
   explicit KNorm(const Options&) {}
   Needs needs() const override { return {}; }
 
-  Scores score(const LayerInput& layer, int) override {
+  Scores score(const LayerInput& layer) override {
     Scores scores;
     std::vector<float> squares(static_cast<size_t>(layer.n_tokens));
     for (int head = 0; head < layer.kv_heads; ++head) {
@@ -36,6 +36,7 @@ extern constinit const Method knorm = {.name = "knorm",
                                        .decides = "entries",
                                        .options = kOptions,
                                        .select = make_best_by<KNorm>,
+                                       .kept = kept_of_each_head,
                                        .score = make_scorer<KNorm>};
 
 }  // namespace kvist

@@ -32,24 +32,21 @@ constexpr OptionSpec kOptions[] = {
 };
 constexpr int kTile = 32;  // rows whose attention exists at a time
 
-class KvZip final : public Selector {
+class KvZip final : public ScoredSelector {
  public:
-  explicit KvZip(const Options& options)
-      : scorer_(options), removed_(options.removed()), layerwise_(options.boolean("layerwise")) {}
-  Needs needs() const override { return removed_.num == 0 ? Needs{} : scorer_.needs(); }
-  void observe_repetition(const LayerInput& layer, const Repetition& repetition) override {
-    scorer_.observe_repetition(layer, repetition);
-  }
+  KvZip(const Options& options, Scorers& scorers)
+      : ScoredSelector(scorers.of(make_scorer<KvZipScorer>, options), options.removed()),
+        layerwise_(options.boolean("layerwise")) {}
 
   Selection select(const LayerInput& layer, bool explain) override {
-    if (removed_.num == 0) return keep_everything(layer);
-    Scores scores = scorer_.score(layer, layer.n_tokens);
+    if (removed().num == 0) return keep_everything(layer);
+    Scores all = scores(layer, layer.n_tokens);
     Selection selection;
-    if (explain) selection.scores = scores;
-    const Scores* only = &scores;
-    keep_across_layers({only, 1}, kvzip_pruned(int64_t{layer.kv_heads} * layer.n_tokens, removed_),
+    if (explain) selection.scores = all;
+    const Scores* only = &all;
+    keep_across_layers({only, 1}, kvzip_pruned(int64_t{layer.kv_heads} * layer.n_tokens, removed()),
                        {&selection, 1});
-    if (!layerwise_) layers_.push_back(std::move(scores));
+    if (!layerwise_) layers_.push_back(std::move(all));
     return selection;
   }
 
@@ -59,16 +56,20 @@ class KvZip final : public Selector {
     for (const Scores& layer : layers_) {
       for (const auto& head : layer) entries += static_cast<int64_t>(head.size());
     }
-    keep_across_layers(layers_, kvzip_pruned(entries, removed_), selections);
+    keep_across_layers(layers_, kvzip_pruned(entries, removed()), selections);
     layers_.clear();
   }
 
  private:
-  KvZipScorer scorer_;
-  Ratio removed_;
   bool layerwise_;
   std::vector<Scores> layers_;  // that compete
 };
+
+int64_t kept_of_all(const Options& options, const PromptShape& shape) {
+  const int64_t parts = options.boolean("layerwise") ? shape.n_layers : 1;
+  const int64_t entries = shape.entries() / parts;
+  return parts * (entries - kvzip_pruned(entries, options.removed()));
+}
 
 }  // namespace
 
@@ -107,7 +108,7 @@ void KvZipScorer::observe_repetition(const LayerInput& layer, const Repetition& 
   }
 }
 
-Scores KvZipScorer::score(const LayerInput& layer, int) {
+Scores KvZipScorer::score(const LayerInput& layer) {
   const auto found = most_.find(layer.layer);
   if (found == most_.end()) {
     throw Error(ErrorKind::invalid_argument,
@@ -156,7 +157,8 @@ extern constinit const Method kvzip = {
     .summary = "keeps what the model attends to when it repeats the document; a second pass",
     .decides = "entries",
     .options = kOptions,
-    .select = make_selector<KvZip>,
+    .select = make_scored_selector<KvZip>,
+    .kept = kept_of_all,
     .score = make_scorer<KvZipScorer>};
 
 }  // namespace kvist

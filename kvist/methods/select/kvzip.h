@@ -16,7 +16,7 @@ class KvZipScorer final : public Scorer {
   explicit KvZipScorer(const Options& options);
   Needs needs() const override { return {.repeat_chunk = chunk_}; }
   void observe_repetition(const LayerInput& layer, const Repetition& repetition) override;
-  Scores score(const LayerInput& layer, int n_kept) override;
+  Scores score(const LayerInput& layer) override;
 
  private:
   int chunk_;

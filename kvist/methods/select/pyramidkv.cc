@@ -24,25 +24,37 @@ constexpr OptionSpec kOptions[] = {
      .least = 1},
 };
 
-class PyramidKv final : public Selector {
+class PyramidKv final : public ScoredSelector {
  public:
-  explicit PyramidKv(const Options& options)
-      : scorer_(options), removed_(options.removed()), beta_(options.integer("beta")) {}
-  Needs needs() const override { return removed_.num == 0 ? Needs{} : scorer_.needs(); }
+  PyramidKv(const Options& options, Scorers& scorers)
+      : ScoredSelector(scorers.of(make_scorer<SnapKv>, options.passed_to(snapkv)),
+                       options.removed()),
+        window_(static_cast<int>(options.integer("window_size"))),
+        beta_(options.integer("beta")) {}
 
   Selection select(const LayerInput& layer, bool explain) override {
-    if (removed_.num == 0) return keep_everything(layer);
-    const int n_kept = pyramid_budget(layer.n_tokens, removed_, scorer_.window(), beta_,
-                                      layer.layer, layer.n_layers);
+    if (removed().num == 0) return keep_everything(layer);
+    const int n_kept =
+        pyramid_budget(layer.n_tokens, removed(), window_, beta_, layer.layer, layer.n_layers);
     if (n_kept >= layer.n_tokens) return keep_everything(layer);
-    return keep_best(layer, scorer_.score(layer, n_kept), n_kept, explain);
+    return keep_best(layer, scores(layer, n_kept), n_kept, explain);
   }
 
  private:
-  SnapKv scorer_;
-  Ratio removed_;
+  int window_;
   int64_t beta_;
 };
+
+int64_t kept_of_all(const Options& options, const PromptShape& shape) {
+  int64_t sum = 0;
+  for (int layer = 0; layer < shape.n_layers; ++layer) {
+    const int n_kept = pyramid_budget(shape.n_tokens, options.removed(),
+                                      static_cast<int>(options.integer("window_size")),
+                                      options.integer("beta"), layer, shape.n_layers);
+    sum += int64_t{shape.kv_heads} * std::min(n_kept, shape.n_tokens);
+  }
+  return sum;
+}
 
 }  // namespace
 
@@ -69,6 +81,7 @@ extern constinit const Method pyramidkv = {
     .summary = "SnapKV's score, with more tokens for the lower layers than for the upper",
     .decides = "entries",
     .options = kOptions,
-    .select = make_selector<PyramidKv>};
+    .select = make_scored_selector<PyramidKv>,
+    .kept = kept_of_all};
 
 }  // namespace kvist

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Keeps uniformly random tokens: the control that every selector must beat.
-#include <numeric>
+#include <algorithm>
 
 #include "kvist/core/error.h"
 #include "kvist/core/rng.h"
@@ -18,7 +18,7 @@ constexpr OptionSpec kOptions[] = {
      .kind = Kind::integer,
      .fallback = "11",
      .unit = "",
-     .help = "of the generator; one stream a layer and head"},
+     .help = "of the generator, with the prompt's tokens; one stream a layer and head"},
 };
 constexpr uint64_t kStream = 3;  // apart from the streams of twinkv's controls
 
@@ -42,24 +42,33 @@ class Random final : public Selector {
 
  private:
   // Selection sampling (Knuth, TAOCP 2, algorithm S): `keep` of n, ascending, every set equally
-  // likely.
+  // likely; pinned positions first come out of the budget. Prompts draw apart.
   std::vector<int32_t> draw(const LayerInput& layer, int head, int64_t keep) const {
-    Rng rng(seed_, static_cast<uint32_t>(layer.layer), static_cast<uint32_t>(head), kStream);
+    Rng rng(seed_ ^ layer.document, static_cast<uint32_t>(layer.layer), static_cast<uint32_t>(head),
+            kStream);
     std::vector<int32_t> kept;
     kept.reserve(static_cast<size_t>(keep));
-    for (int position = 0; keep > 0; ++position) {
-      if (static_cast<int64_t>(rng.below(static_cast<uint64_t>(layer.n_tokens - position))) <
-          keep) {
-        kept.push_back(position);
-        --keep;
+    const int64_t pinned = std::min<int64_t>(layer.pinned, keep);
+    const int64_t open = layer.n_tokens - pinned;
+    int64_t left = keep - pinned;
+    for (int64_t position = 0; left > 0; ++position) {
+      if (static_cast<int64_t>(rng.below(static_cast<uint64_t>(open - position))) < left) {
+        kept.push_back(static_cast<int32_t>(position));
+        --left;
       }
     }
+    for (int64_t position = open; position < layer.n_tokens; ++position)
+      kept.push_back(static_cast<int32_t>(position));
     return kept;
   }
 
   Ratio removed_;
   uint64_t seed_;
 };
+
+int64_t kept_of_all(const Options& options, const PromptShape& shape) {
+  return int64_t{shape.n_layers} * shape.kv_heads * kept_tokens(shape.n_tokens, options.removed());
+}
 
 }  // namespace
 
@@ -69,6 +78,7 @@ extern constinit const Method random_control = {
     .summary = "a control, not a method: keeps uniformly random tokens, each head its own",
     .decides = "entries",
     .options = kOptions,
-    .select = make_selector<Random>};
+    .select = make_selector<Random>,
+    .kept = kept_of_all};
 
 }  // namespace kvist

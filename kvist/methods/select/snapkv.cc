@@ -54,8 +54,12 @@ void require_window(const LayerInput& layer, int window, int n_kept) {
   }
 }
 
-Scores SnapKv::score(const LayerInput& layer, int n_kept) {
+void SnapKv::require_room(const LayerInput& layer, int n_kept) const {
   require_window(layer, window_, n_kept);
+}
+
+Scores SnapKv::score(const LayerInput& layer) {
+  require_window(layer, window_, layer.n_tokens);
   const int n = layer.n_tokens, group = layer.heads / layer.kv_heads, before = n - window_;
   Scores scores;
   std::vector<double> means(static_cast<size_t>(group) * static_cast<size_t>(n));
@@ -84,6 +88,7 @@ extern constinit const Method snapkv = {
     .decides = "entries",
     .options = kOptions,
     .select = make_best_by<SnapKv>,
+    .kept = kept_of_each_head,
     .score = make_scorer<SnapKv>};
 
 }  // namespace kvist

@@ -33,11 +33,13 @@ class SnapKv final : public Scorer {
   explicit SnapKv(const Options& options);
   Needs needs() const override { return {.window_queries = window_}; }
   // Throws Error(invalid_argument) where the window does not fit into the prompt or into n_kept.
-  Scores score(const LayerInput& layer, int n_kept) override;
-  int window() const { return window_; }
+  void require_room(const LayerInput& layer, int n_kept) const override;
+  Scores score(const LayerInput& layer) override;
 
  private:
   int window_, kernel_;
 };
+
+extern const Method snapkv;
 
 }  // namespace kvist

@@ -312,14 +312,17 @@ class TwinKv final : public Selector {
   explicit TwinKv(const Options& options) : config_(twin::Config::from(options)) {}
   Needs needs() const override { return {config_.adapted ? config_.window : 0}; }
   Selection select(const LayerInput& layer, bool explain) override {
-    return twin::select(layer, config_, explain);
+    twin::Config config = config_;
+    config.recent = std::max<int64_t>(config.recent, layer.pinned);
+    return twin::select(layer, config, explain);
   }
 
  private:
   twin::Config config_;
 };
 
-// The score alone, for heads that compete by it: protected tokens are above all others.
+// The score alone, for heads that compete by it: protected tokens are above all others, and where
+// not even they fit, sinks stay before recent tokens and later ones before earlier.
 class TwinKvScorer final : public Scorer {
  public:
   explicit TwinKvScorer(const Options& options) : config_(twin::Config::from(options)) {
@@ -327,10 +330,11 @@ class TwinKvScorer final : public Scorer {
   }
   Needs needs() const override { return {}; }
 
-  Scores score(const LayerInput& layer, int n_kept) override {
-    twin::Budget budget{.n = layer.n_tokens, .kept = n_kept};
-    budget.sinks = static_cast<int>(std::min<int64_t>(config_.sinks, n_kept));
-    budget.recent = static_cast<int>(std::min<int64_t>(config_.recent, n_kept - budget.sinks));
+  Scores score(const LayerInput& layer) override {
+    const int n = layer.n_tokens;
+    twin::Budget budget{.n = n, .kept = n};
+    budget.sinks = static_cast<int>(std::min<int64_t>(config_.sinks, n));
+    budget.recent = static_cast<int>(std::min<int64_t>(config_.recent, n - budget.sinks));
     const twin::Signals signals = twin::measure(layer, budget, config_);
     const std::vector<double> factors = twin::discounts(layer.n_tokens, config_.discount);
     Scores scores;
@@ -338,8 +342,8 @@ class TwinKvScorer final : public Scorer {
       scores.push_back(twin::open_scores(signals, head, budget, config_, factors));
     const double protect = budget.open() > 0 ? above_all(scores) : 1;
     for (auto& head : scores) {
-      head.insert(head.begin(), static_cast<size_t>(budget.sinks), protect);
-      head.resize(static_cast<size_t>(layer.n_tokens), protect);
+      head.insert(head.begin(), static_cast<size_t>(budget.sinks), protect + budget.recent);
+      for (int i = 0; i < budget.recent; ++i) head.push_back(protect + i);
     }
     return scores;
   }
@@ -347,6 +351,10 @@ class TwinKvScorer final : public Scorer {
  private:
   twin::Config config_;
 };
+
+int64_t kept_of_all(const Options& options, const PromptShape& shape) {
+  return int64_t{shape.n_layers} * shape.kv_heads * kept_tokens(shape.n_tokens, options.removed());
+}
 
 }  // namespace
 
@@ -359,6 +367,7 @@ extern constinit const Method twinkv = {
     .decides = "entries",
     .options = kOptions,
     .select = make_selector<TwinKv>,
+    .kept = kept_of_all,
     .score = make_scorer<TwinKvScorer>};
 
 }  // namespace kvist
