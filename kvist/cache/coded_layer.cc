@@ -264,6 +264,14 @@ void CodedLayer::reconstruct(int head, std::vector<float>* k, std::vector<float>
   code_->u_v[static_cast<size_t>(head)]->undo(v->data(), n_tokens_);
 }
 
+void CodedLayer::add_to(Digest& digest) const {
+  const auto add = [&](const auto& buffers) {
+    for (const auto& buffer : buffers) digest.add(buffer);
+  };
+  add(keys_), add(open_), add(values_), add(dense_k_), add(dense_v_);
+  digest.add(std::span<const double>(value_sums_));
+}
+
 Bytes CodedLayer::bytes() const {
   Bytes bytes;
   const uint64_t numbers =

@@ -107,6 +107,7 @@ class CodedLayer {
   uint8_t value_code(int head, int token, int channel) const;
 
   Bytes bytes() const;
+  void add_to(Digest& digest) const;
 
  private:
   struct Count {

@@ -195,6 +195,14 @@ Bytes CodedPrefix::bytes(int layer) const {
   return bytes;
 }
 
+void CodedPrefix::add_to(Digest& digest) const {
+  plain_->add_to(digest);
+  for (const Layer& layer : layers_) {
+    for (const CodedLayer& coded : layer.coded) coded.add_to(digest);
+    for (const auto& positions : layer.positions) digest.add(positions);
+  }
+}
+
 void CodedPrefix::reserve(AttendWorkspace& workspace, int n_rows, int n_tokens,
                           int n_workers) const {
   // Workspaces of plain layers are for the longest of them.

@@ -76,6 +76,7 @@ class CodedPrefix final : public PrefixCache {
   std::vector<SuffixLayer> new_suffix() const override;
   void attend(const AttendCall& call, AttendWorkspace& workspace,
               Worker worker) const noexcept override;
+  void add_to(Digest& digest) const override;
   std::vector<int32_t> kept(int layer, int head) const override;
   // At full depth, transformed back.
   void reconstruct(int layer, int head, std::vector<float>* k,

@@ -75,4 +75,9 @@ Bytes DenseLayer::bytes() const {
   return bytes;
 }
 
+void DenseLayer::add_to(Digest& digest) const {
+  for (const auto& buffer : k_) digest.add(buffer);
+  for (const auto& buffer : v_) digest.add(buffer);
+}
+
 }  // namespace kvist

@@ -9,6 +9,7 @@
 
 #include "kvist/cache/bytes.h"
 #include "kvist/core/buffer.h"
+#include "kvist/core/digest.h"
 #include "kvist/core/half.h"
 #include "kvist/core/thread_pool.h"
 #include "kvist/kernels/attend.h"
@@ -50,6 +51,7 @@ class DenseLayer {
   kernels::KvRun run(int head) const;
   const KvShape& shape() const { return shape_; }
   Bytes bytes() const;
+  void add_to(Digest& digest) const;
 
  private:
   KvShape shape_;

@@ -12,6 +12,7 @@
 #include "kvist/cache/bytes.h"
 #include "kvist/cache/dense.h"
 #include "kvist/core/buffer.h"
+#include "kvist/core/digest.h"
 #include "kvist/core/thread_pool.h"
 #include "kvist/kernels/attend.h"
 
@@ -97,6 +98,8 @@ class PrefixCache {
   // workers.
   virtual void attend(const AttendCall& call, AttendWorkspace& workspace,
                       Worker worker) const noexcept = 0;
+  // Adds all that is stored, so that a change shows.
+  virtual void add_to(Digest& digest) const = 0;
   // Positions kept by a head, ascending.
   virtual std::vector<int32_t> kept(int layer, int head) const = 0;
   // Keys and values of a head as attention reads them, [kept][head_dim]: the oracle for every

@@ -85,6 +85,12 @@ Bytes RaggedLayer::bytes() const {
           .allocated = k_.allocated_bytes() + v_.allocated_bytes() + positions_.allocated_bytes()};
 }
 
+void RaggedLayer::add_to(Digest& digest) const {
+  digest.add(k_);
+  digest.add(v_);
+  digest.add(positions_);
+}
+
 PlainPrefix::PlainPrefix(const KvShape& shape, std::vector<DenseLayer> layers, int n_tokens)
     : shape_(shape), n_tokens_(n_tokens), ragged_(layers.size()), runs_(layers.size()) {
   for (size_t layer = 0; layer < layers.size(); ++layer) {
@@ -102,6 +108,13 @@ void PlainPrefix::select(int layer, std::span<const std::vector<int32_t>> kept, 
   for (int head = 0; head < shape_.kv_heads; ++head)
     runs_[at][static_cast<size_t>(head)] = ragged_[at]->run(head);
   dense_[at].reset();
+}
+
+void PlainPrefix::add_to(Digest& digest) const {
+  for (size_t layer = 0; layer < dense_.size(); ++layer) {
+    if (dense_[layer] != nullptr) dense_[layer]->add_to(digest);
+    if (ragged_[layer] != nullptr) ragged_[layer]->add_to(digest);
+  }
 }
 
 void PlainPrefix::release(int layer) {

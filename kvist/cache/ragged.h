@@ -24,6 +24,7 @@ class RaggedLayer {
   kernels::KvRun run(int head) const;
   std::span<const int32_t> positions(int head) const;
   Bytes bytes() const;
+  void add_to(Digest& digest) const;
 
  private:
   KvShape shape_;
@@ -57,6 +58,7 @@ class PlainPrefix final : public PrefixCache {
   using PrefixCache::bytes;
   void attend(const AttendCall& call, AttendWorkspace& workspace,
               Worker worker) const noexcept override;
+  void add_to(Digest& digest) const override;
   std::vector<int32_t> kept(int layer, int head) const override;
   void reconstruct(int layer, int head, std::vector<float>* k,
                    std::vector<float>* v) const override;

@@ -446,6 +446,17 @@ RankedCode RankedLayer::decode(const float* sigma) const {
   return code;
 }
 
+void RankedTokens::add_to(Digest& digest) const {
+  for (const auto* list : {&exact, &anchors, &coded, &exact_of_anchor, &anchor_of_exact})
+    digest.add(std::span<const int32_t>(*list));
+}
+
+void RankedLayer::add_to(Digest& digest) const {
+  const auto add = [&](const auto&... buffer) { (digest.add(buffer), ...); };
+  add(exact_k_, exact_v_, payload_, ranks_, order_, neighbours_, counts_, key_norms_, gains_,
+      row_tokens_, row_energies_, offsets_);
+}
+
 Bytes RankedLayer::bytes() const {
   Bytes bytes;
   bytes.payload = exact_k_.size_bytes() + exact_v_.size_bytes() + payload_.size_bytes();

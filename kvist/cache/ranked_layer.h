@@ -23,6 +23,7 @@ struct RankedTokens {
   explicit RankedTokens(const RankedCode& code);
   bool divides(const RankedCode& code) const;  // as this does
   Bytes bytes() const;
+  void add_to(Digest& digest) const;
 
   int n_tokens = 0;
   std::vector<int32_t> exact, anchors, coded;  // positions, ascending
@@ -117,7 +118,8 @@ class RankedLayer {
   // Coefficients of all coded tokens as they are read, in the order of tokens().coded. For oracles.
   RankedCode decode(const float* sigma) const;
 
-  Bytes bytes() const;  // without tokens()
+  Bytes bytes() const;                // without tokens()
+  void add_to(Digest& digest) const;  // likewise
 
  private:
   int n_pages() const { return (n_blocks() + kPageBlocks - 1) / kPageBlocks; }

@@ -109,6 +109,13 @@ Bytes RankedPrefix::bytes(int layer) const {
   return bytes;
 }
 
+void RankedPrefix::add_to(Digest& digest) const {
+  for (const Layer& layer : layers_) {
+    layer.coded.tokens().add_to(digest);
+    layer.coded.add_to(digest);
+  }
+}
+
 void RankedPrefix::reserve(AttendWorkspace& workspace, int n_rows, int, int n_workers) const {
   workspace.ranked().reserve(sizes_, n_rows, n_workers);
 }

@@ -74,6 +74,7 @@ class RankedPrefix final : public PrefixCache {
   void reserve(AttendWorkspace& workspace, int n_rows, int n_tokens, int n_workers) const override;
   void attend(const AttendCall& call, AttendWorkspace& workspace,
               Worker worker) const noexcept override;
+  void add_to(Digest& digest) const override;
   std::vector<int32_t> kept(int layer, int head) const override;
   void reconstruct(int layer, int head, std::vector<float>* k,
                    std::vector<float>* v) const override;
