@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-#include "kvist/cli/observing.h"
+#include "kvist/cli/repeat.h"
 #include "support/embedded_model.h"
 
 namespace kvist {

@@ -85,18 +85,30 @@ class OpenSequences {
   std::vector<int> ids_;
 };
 
+// Feeds each token back until the answer is over.
+Answer written(Session& session, int sequence, std::vector<float> logits, Writer& writer,
+               const OnPiece& on_piece) {
+  while (writer.take(logits, session.room(sequence), on_piece)) {
+    const int32_t token = writer.token();
+    session.decode({&sequence, 1}, {&token, 1}, &logits);
+  }
+  return writer.finish(on_piece);
+}
+
 }  // namespace
 
 Answer answer_in(Session& session, const Tokenizer& tokenizer, int sequence,
                  std::span<const int32_t> ids, const AnswerOptions& options,
                  const OnPiece& on_piece) {
   Writer writer(tokenizer, options, Clock::now());
-  std::vector<float> logits = session.extend(sequence, ids);
-  while (writer.take(logits, session.room(sequence), on_piece)) {
-    const int32_t token = writer.token();
-    session.decode({&sequence, 1}, {&token, 1}, &logits);
-  }
-  return writer.finish(on_piece);
+  return written(session, sequence, session.extend(sequence, ids), writer, on_piece);
+}
+
+Answer answer_on(Session& session, const Tokenizer& tokenizer, std::span<const float> logits,
+                 const AnswerOptions& options) {
+  const OpenSequences open(session, 1);
+  Writer writer(tokenizer, options, Clock::now());
+  return written(session, open[0], {logits.begin(), logits.end()}, writer, {});
 }
 
 Answer answer_one(Session& session, const Tokenizer& tokenizer, std::span<const int32_t> ids,

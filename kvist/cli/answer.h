@@ -43,6 +43,11 @@ Answer answer_in(Session& session, const Tokenizer& tokenizer, int sequence,
 Answer answer_one(Session& session, const Tokenizer& tokenizer, std::span<const int32_t> ids,
                   const AnswerOptions& options, const OnPiece& on_piece);
 
+// Goes on from the prefix itself, whose last token gave `logits`, in a fresh sequence that is
+// closed again.
+Answer answer_on(Session& session, const Tokenizer& tokenizer, std::span<const float> logits,
+                 const AnswerOptions& options);
+
 struct Together {
   std::vector<Answer> answers;  // in the order of the questions
   double total_tok_s = 0;       // of the steps taken together

@@ -4,6 +4,7 @@
 #include <CLI/Validators.hpp>
 #include <cstdio>
 #include <fstream>
+#include <optional>
 
 #include "kvist/cli/command.h"
 #include "kvist/cli/comparison.h"
@@ -11,9 +12,11 @@
 #include "kvist/cli/document.h"
 #include "kvist/cli/inputs.h"
 #include "kvist/cli/interrupt.h"
+#include "kvist/cli/repeat.h"
 #include "kvist/cli/report.h"
 #include "kvist/cli/terminal.h"
 #include "kvist/core/error.h"
+#include "kvist/runtime/shared_prefill.h"
 
 namespace kvist {
 namespace {
@@ -29,44 +32,32 @@ struct CompareOptions {
   bool csv = false;
 };
 
-// A method on its way through the comparison.
-struct Entry {
-  Spec spec;
-  std::unique_ptr<Selector> selector;      // null where every token stays
-  std::shared_ptr<const CodedModel> code;  // null where nothing is coded, or by the prompt
-  std::optional<RankPlan> ranking;
-  std::shared_ptr<const RankedModel> ranked;  // null where nothing is ranked
-};
-
-std::vector<Entry> entries(const CompareOptions& options) {
+std::vector<Spec> specs_of(const CompareOptions& options) {
   const Ratio removed = Ratio::parse(options.ratio);
   if (removed.num >= removed.den) {
     throw Error(ErrorKind::invalid_argument,
                 str("--ratio ", options.ratio, ": expected from 0 to below 1 (the share removed)"));
   }
-  std::vector<Entry> all;
+  std::vector<Spec> all;
   for (const std::string& text : split_specs(options.methods)) {
     Spec spec = parse_spec(parse_spec(text).text_at(removed));
-    if (spec.none()) continue;  // the first row in any case
-    auto selector = spec.make_selector();
-    auto ranking = spec.ranking();
-    all.push_back({.spec = std::move(spec),
-                   .selector = std::move(selector),
-                   .code = nullptr,
-                   .ranking = ranking,
-                   .ranked = nullptr});
+    if (!spec.none()) all.push_back(std::move(spec));  // none is the first row in any case
   }
   return all;
 }
 
-void load_codes(std::vector<Entry>& methods, const Inputs& inputs, const ModelInfo& info) {
-  for (Entry& entry : methods) {
-    const auto reading = entry.spec.reading();
-    if (reading && !reading->calibrate_on_prompt)
-      entry.code = load_code(inputs.calibration, *reading, info);
-    if (entry.ranking) entry.ranked = load_ranked(inputs.basis, *entry.ranking, info);
+// A progress bar for each part of the work in turn.
+class Bars {
+ public:
+  void update(const char* what, const Progress& p, const char* unit) {
+    if (what != what_) bar_.emplace(what_ = what, false);
+    bar_->update(p.done, p.total, p.seconds, unit);
   }
-}
+
+ private:
+  const char* what_ = nullptr;
+  std::optional<ProgressBar> bar_;
+};
 
 // What is asked of every cache: the questions, and after the first time the uncompressed answers.
 class Quiz {
@@ -118,43 +109,38 @@ class Quiz {
   std::vector<std::vector<float>> reference_;
 };
 
-Comparison measure(Loaded& loaded, std::vector<Entry>& methods, const CompareOptions& options) {
+Comparison measure(Loaded& loaded, std::span<const Recipe> methods, const CompareOptions& options) {
   Comparison c;
   const ModelInfo& info = loaded.model->info();
   c.model = info.name.empty() ? info.architecture : info.name;
   c.n_prompt = static_cast<int>(loaded.ids.size());
   c.reference_bytes = reference_bytes(info, c.n_prompt);
-  std::vector<Selector*> selectors;
-  std::vector<size_t> of;  // selectors
-  for (size_t i = 0; i < methods.size(); ++i) {
-    if (methods[i].selector == nullptr) continue;
-    selectors.push_back(methods[i].selector.get());
-    of.push_back(i);
+  SharedPrefill shared(*loaded.session, [&](std::span<const int32_t> ids, int chunk) {
+    return repeat_requests(*loaded.tokenizer, *loaded.prompt, ids, chunk);
+  });
+  {
+    Bars bars;
+    c.prefill_ms =
+        shared.read(loaded.ids, methods,
+                    {[&](const char* what, const Progress& p) { bars.update(what, p, "tokens"); },
+                     options.answer.stop});
   }
-  std::vector<double> watch_ms(selectors.size(), 0.0), construct_ms(methods.size(), 0.0);
-  for (const Entry& entry : methods)
-    if (entry.ranking)
-      loaded.window_queries = std::max(loaded.window_queries, entry.ranking->window_queries());
-  prefill(loaded, selectors, &c.prefill_ms, watch_ms);
-  for (size_t i = 0; i < of.size(); ++i) construct_ms[of[i]] = watch_ms[i];
   Quiz quiz(loaded, options);
   c.rows.emplace_back().method = "none";
   quiz.ask(&c.rows.back());
   for (size_t i = 0; i < methods.size() && !*options.answer.stop; ++i) {
     ComparedRow& row = c.rows.emplace_back();
     row.method = methods[i].spec.text;
-    Timings timings{.construct_ms = construct_ms[i]};
-    loaded.session->set_aside();
-    loaded.spec = methods[i].spec;
-    loaded.reading = loaded.spec.reading();
-    loaded.code = methods[i].code;
-    loaded.ranking = methods[i].ranking;
-    loaded.ranked = methods[i].ranked;
-    compress(loaded, methods[i].selector.get(), nullptr, &timings);
-    row.construct_ms = timings.construct_ms;
+    {
+      Bars bars;
+      row.construct_ms =
+          shared.place(i, [&](const Progress& p) { bars.update("compressing", p, "layers"); })
+              .construct_ms;
+    }
+    if (methods[i].spec.ranking() && loaded.expand_bytes > 0)
+      loaded.session->expand_keys(loaded.expand_bytes);
     quiz.ask(&row);
-    loaded.session->restore();
-    methods[i].selector.reset();
+    shared.restore();
   }
   for (ComparedRow& row : c.rows) {
     const uint64_t stored = row.bytes.stored();
@@ -187,13 +173,15 @@ int compare(CompareOptions options, const Context& context) {
     throw Error(ErrorKind::invalid_argument, "--json and --csv are both given; choose one");
   for (const std::string& question : options.questions) require_utf8(question, "--question");
   require_utf8(options.answer_prefix, "--answer-prefix");
-  std::vector<Entry> methods = entries(options);
+  std::vector<Spec> specs = specs_of(options);
   if (!options.html.empty() && !std::ofstream(options.html, std::ios::app))
     throw Error(ErrorKind::io, str(options.html, ": cannot write the page there"));
   options.answer.stop = &watch_interrupt();
   options.inputs.method = "none";
   Loaded loaded = load(options.inputs, context);
-  load_codes(methods, options.inputs, loaded.model->info());
+  std::vector<Recipe> methods;
+  for (Spec& spec : specs)
+    methods.push_back(load_recipe(std::move(spec), options.inputs, loaded.model->info()));
   const Comparison c = measure(loaded, methods, options);
   if (*options.answer.stop) return kInterrupted;
   if (!options.html.empty()) {

@@ -5,9 +5,11 @@
 #include <CLI/Option.hpp>
 #include <CLI/Validators.hpp>
 #include <algorithm>
+#include <fstream>
 
 #include "kvist/cli/comparison.h"
 #include "kvist/core/error.h"
+#include "kvist/core/sha256.h"
 #include "kvist/eval/suite.h"
 
 namespace kvist {
@@ -29,24 +31,27 @@ std::vector<Ratio> ratios_of(const std::string& text) {
 std::string suite_names() {
   std::string names;
   for (const Suite* suite : suites()) names += str(suite->name, ", ");
-  return names + "sotu-prefix, sotu-2048, perplexity, a file of rows (.jsonl), or score";
+  return names +
+         "sotu-prefix, sotu-2048, austen-prefix, perplexity, a file of rows (.jsonl), or score";
 }
 
-// Perplexity on the State of the Union messages; what was given on the command line stays.
-EvalOptions sotu_options(const EvalOptions& given, const CLI::App& app) {
+// Perplexity on texts of ours: one window a State of the Union message, or novels as one corpus,
+// each protocol and length as the suite says; what was given on the command line stays.
+EvalOptions text_options(const EvalOptions& given, const CLI::App& app) {
   EvalOptions options = given;
-  options.hashed_order = true;
-  if (options.texts.empty()) options.texts = {options.data + "/sotu/test"};
+  const bool novels = options.suite == "austen-prefix";
+  options.hashed_order = !novels;
+  if (options.texts.empty()) options.texts = {options.data + (novels ? "/austen" : "/sotu/test")};
   if (app.count("--protocol") == 0)
-    options.protocol = options.suite == "sotu-2048" ? "causal" : "prefix";
+    options.protocol = novels ? "windowed" : options.suite == "sotu-2048" ? "causal" : "prefix";
   if (app.count("--tokens") == 0) options.tokens = 2048;
   if (app.count("--documents") == 0) options.documents = 32;
   return options;
 }
 
 int run_eval(const EvalOptions& options, const CLI::App& app, const Context& context) {
-  if (options.suite.starts_with("sotu-"))
-    return eval_perplexity(sotu_options(options, app), context);
+  if (options.suite.starts_with("sotu-") || options.suite == "austen-prefix")
+    return eval_perplexity(text_options(options, app), context);
   if (options.suite == "perplexity") return eval_perplexity(options, context);
   if (options.suite == "score") return eval_score(options, context);
   return eval_rows(options, context);
@@ -78,6 +83,17 @@ void add_row_options(CLI::App& app, EvalOptions* options) {
          "compressed together")
       ->check(CLI::IsMember({"agnostic", "aware"}))
       ->capture_default_str();
+  app.add_option("--boundary", options->boundary,
+                 "compressed-question: the question reads the compressed context; dense-prefill: "
+                 "the whole prompt is read uncompressed and gives the answer's first token, then "
+                 "all of it is compressed")
+      ->check(CLI::IsMember({"compressed-question", "dense-prefill"}))
+      ->capture_default_str();
+  app.add_option("--pin-tail", options->inputs.pin_tail,
+                 "last tokens of what is compressed that every selector keeps, within its budget")
+      ->type_name("N")
+      ->check(CLI::Range(0, 1 << 20))
+      ->capture_default_str();
   app.add_option("--control", options->control,
                  "shuffled: every question is asked of another row's context, and must be lost")
       ->check(CLI::IsMember({"shuffled"}));
@@ -100,6 +116,12 @@ void add_perplexity_options(CLI::App& app, EvalOptions* options) {
          "from the first token on; windowed: prefix over all texts as one, cut into windows")
       ->check(CLI::IsMember({"prefix", "causal", "windowed"}))
       ->capture_default_str();
+  app.add_option(
+         "--at-bytes", options->at_bytes,
+         "for perplexity: find the budget at which each method stores as much as this share "
+         "of f16, or as this method; nothing is printed where they differ by more than "
+         "0.1 %")
+      ->type_name("SHARE|SPEC");
   app.add_option("--documents", options->documents, "for perplexity: most documents used")
       ->check(CLI::Range(1, 100000))
       ->capture_default_str();
@@ -148,6 +170,19 @@ std::vector<Spec> specs_of(const EvalOptions& options) {
     }
   }
   return specs;
+}
+
+nlohmann::ordered_json measured_hashes(const Inputs& inputs, std::span<const Spec> specs,
+                                       const ModelInfo& info) {
+  nlohmann::ordered_json out = nlohmann::ordered_json::object();
+  for (const Spec& spec : specs) {
+    const std::string path = measured_file(inputs, spec, info);
+    if (path.empty()) continue;
+    std::ifstream in(path, std::ios::binary);
+    const std::string bytes{std::istreambuf_iterator<char>(in), {}};
+    out[spec.text] = sha256_hex(std::string_view(bytes));
+  }
+  return out;
 }
 
 extern constinit const Command eval_command = {

@@ -2,6 +2,8 @@
 // What the parts of `kvist eval` share.
 #pragma once
 
+#include <nlohmann/json.hpp>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -16,7 +18,7 @@ struct EvalOptions {
   std::vector<std::string> methods;  // lists of specs
   std::string ratios;                // "" or ".25,.5"
   std::string folder;                // -o
-  std::string mode = "agnostic", data = "data", control;
+  std::string mode = "agnostic", boundary = "compressed-question", data = "data", control;
   std::vector<std::string> tasks;  // of suites that have several
   std::vector<int> lengths{1024};
   int limit = 10, replicates = 2000;
@@ -26,12 +28,17 @@ struct EvalOptions {
   std::vector<std::string> texts;
   std::string protocol = "prefix";
   int documents = 4, tokens = 1024;
+  std::string at_bytes;       // a share of f16, or a method whose bytes are the measure
   bool hashed_order = false;  // documents by the SHA-256 of their names
 };
 
 // Every method once, in order; where --ratios is given, those that select and do not say how much
 // at each of them. Throws invalid_argument where a ratio or a spec is wrong.
 std::vector<Spec> specs_of(const EvalOptions& options);
+
+// SHA-256 of the calibrations and bases that `specs` need, by the text of the method.
+nlohmann::ordered_json measured_hashes(const Inputs& inputs, std::span<const Spec> specs,
+                                       const ModelInfo& info);
 
 int eval_perplexity(const EvalOptions& options, const Context& context);
 // Rows of a suite or a file: asks what is not finished, then scores and reports.

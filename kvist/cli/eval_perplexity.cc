@@ -5,13 +5,15 @@
 #include <cstdio>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "kvist/cli/document.h"
+#include "kvist/cli/equal_bytes.h"
 #include "kvist/cli/eval.h"
 #include "kvist/cli/eval_chart.h"
 #include "kvist/cli/eval_report.h"
 #include "kvist/cli/interrupt.h"
-#include "kvist/cli/observing.h"
+#include "kvist/cli/repeat.h"
 #include "kvist/cli/report.h"
 #include "kvist/cli/staged.h"
 #include "kvist/cli/svg.h"
@@ -76,7 +78,14 @@ Windows windows_of(const EvalOptions& options, const Tokenizer& tokenizer) {
   return windows;
 }
 
-std::string name_of(const Contestant& contestant) {
+// Of each window's token ids.
+std::vector<std::string> hashes_of(const std::vector<std::vector<int32_t>>& windows) {
+  std::vector<std::string> hashes;
+  for (const auto& window : windows) hashes.push_back(sha256_hex(std::span<const int32_t>(window)));
+  return hashes;
+}
+
+std::string name_of(const Recipe& contestant) {
   return contestant.spec.none() ? "none" : contestant.spec.text;
 }
 
@@ -86,6 +95,34 @@ double factor(const PerplexityResult& r) {
 }
 
 Json json_of(const Mean& m) { return {{"mean", m.mean}, {"se", m.se}}; }
+Json json_of(const Spread& s) { return {{"median", s.median}, {"min", s.least}, {"max", s.most}}; }
+
+// Of all windows: times as medians, shares as means, bytes as the most.
+struct Costs {
+  Spread ttft_ms, construct_ms, decode_ms;
+  ReadShare read;
+  uint64_t construct_bytes = 0, answering_bytes = 0, peak_rss_bytes = 0;
+};
+
+Costs costs_of(const PerplexityResult& r) {
+  Costs out;
+  std::vector<double> ttft, construct, decode;
+  const auto n = static_cast<double>(r.costs.size());
+  for (const WindowCost& one : r.costs) {
+    ttft.push_back(one.ttft_ms);
+    construct.push_back(one.construct_ms);
+    decode.push_back(one.decode_ms);
+    out.read.logical += one.read.logical / n;
+    out.read.touched += one.read.touched / n;
+    out.construct_bytes = std::max(out.construct_bytes, one.construct_bytes);
+    out.answering_bytes = std::max(out.answering_bytes, one.answering_bytes);
+    out.peak_rss_bytes = std::max(out.peak_rss_bytes, one.peak_rss_bytes);
+  }
+  out.ttft_ms = spread_of(ttft);
+  out.construct_ms = spread_of(construct);
+  out.decode_ms = spread_of(decode);
+  return out;
+}
 
 // Mean KL of targets that lie at about the same place in their window.
 std::vector<double> kl_by_position(const PerplexityResult& r, size_t n_windows) {
@@ -102,9 +139,10 @@ std::vector<double> kl_by_position(const PerplexityResult& r, size_t n_windows) 
   return sums;
 }
 
-Json json_of(const Contestant& contestant, const PerplexityResult& r, const Interval& change,
+Json json_of(const Recipe& contestant, const PerplexityResult& r, const Interval& change,
              size_t n_windows) {
   const LogitStats& s = r.stats;
+  const Costs costs = costs_of(r);
   Json kl = json_of(s.kl()), dp = json_of(s.dp());
   kl["median"] = s.kl_percentile(0.5);
   kl["min"] = s.kl_percentile(0);
@@ -135,9 +173,19 @@ Json json_of(const Contestant& contestant, const PerplexityResult& r, const Inte
           {"same_sampled", s.same_sampled()},
           {"same_sampled_reference", s.base_same_sampled()},
           {"stored_bytes", r.bytes.stored()},
+          {"allocated_bytes", r.bytes.allocated},
           {"plain_bytes", r.plain_bytes},
+          {"retained", 1 / factor(r)},
           {"read_bits", r.reads.bits_per_number()},
-          {"coefficient_bits", r.reads.ranked.bits()}};
+          {"coefficient_bits", r.reads.ranked.bits()},
+          {"read_share", costs.read.logical},
+          {"touched_share", costs.read.touched},
+          {"construct_bytes", costs.construct_bytes},
+          {"answering_bytes", costs.answering_bytes},
+          {"peak_rss_bytes", costs.peak_rss_bytes},
+          {"ttft_ms", json_of(costs.ttft_ms)},
+          {"compression_ms", json_of(costs.construct_ms)},
+          {"decode_ms", json_of(costs.decode_ms)}};
 }
 
 // Of a number; where tokens have ranks, of a stored coefficient.
@@ -149,7 +197,7 @@ std::string bits_read(const ReadCounts& reads) {
 // What was measured, for all ways to show it.
 struct Measured {
   Json run;
-  std::vector<Contestant> contestants;
+  std::vector<Recipe> contestants;  // as the results: the first is uncompressed
   std::vector<PerplexityResult> results;
   std::vector<Interval> changes;
   size_t n_windows = 0;
@@ -163,23 +211,40 @@ struct Measured {
     return out;
   }
   static std::vector<std::string> head() {
-    return {"method", "perplexity", "change", "95 %",  "KL",       "±",
-            "KL p99", "same top",   "factor", "bytes", "bits read"};
+    return {"method", "perplexity", "change", "95 %",    "KL",          "±",
+            "KL p99", "same top",   "factor", "read",    "touched",     "bits read",
+            "bytes",  "answering",  "RSS",    "TTFT ms", "compress ms", "decode ms"};
+  }
+  // Those that fit a terminal.
+  static std::vector<std::string> narrow(const std::vector<std::string>& row) {
+    std::vector<std::string> out;
+    for (size_t at : {0, 1, 2, 3, 4, 5, 7, 8, 9, 12, 13, 15, 17}) out.push_back(row[at]);
+    return out;
   }
   std::vector<std::string> row(size_t i) const {
     const PerplexityResult& r = results[i];
+    const Costs costs = costs_of(r);
     const double change = r.stats.perplexity() / r.stats.base_perplexity() - 1;
+    const std::string dash = "–";
     return {name_of(contestants[i]),
             fmt::format("{:.3f}", r.stats.perplexity()),
-            fmt::format("{:+.2f} %", 100 * change),
-            fmt::format("[{:+.2f}, {:+.2f}]", 100 * changes[i].low, 100 * changes[i].high),
+            i == 0 ? dash : fmt::format("{:+.2f} %", 100 * change),
+            i == 0 ? dash
+                   : fmt::format("[{:+.2f}, {:+.2f}]", 100 * changes[i].low, 100 * changes[i].high),
             fmt::format("{:.5f}", r.stats.kl().mean),
             fmt::format("{:.5f}", r.stats.kl().se),
             fmt::format("{:.4f}", r.stats.kl_percentile(0.99)),
             fmt::format("{:.1f} %", 100 * r.stats.same_top().mean),
             fmt::format("{:.2f}x", factor(r)),
+            fmt::format("{:.1f} %", 100 * costs.read.logical),
+            fmt::format("{:.1f} %", 100 * costs.read.touched),
+            bits_read(r.reads),
             human_bytes(r.bytes.stored()),
-            bits_read(r.reads)};
+            bytes_or_dash(costs.answering_bytes),
+            bytes_or_dash(costs.peak_rss_bytes),
+            ms_or_dash(costs.ttft_ms.median),
+            i == 0 ? dash : ms_or_dash(costs.construct_ms.median),
+            ms_or_dash(costs.decode_ms.median)};
   }
   std::string title() const {
     return str(run.at("suite").get<std::string>(), ", ", n_windows, " windows of ",
@@ -193,7 +258,15 @@ constexpr const char* kNote =
     "error "
     "over tokens. Change: of perplexity, with the 95 % interval of a bootstrap over windows. The "
     "model "
-    "may have read these texts: compare methods, not corpora.";
+    "may have read these texts: compare methods, not corpora. Read: bytes of keys and values "
+    "fetched "
+    "for the scored tokens over what f16 would have fetched; touched: the same of the 64-byte "
+    "lines, "
+    "metadata and tables that these lie in. Answering: cache, suffix and workspace as our "
+    "allocators "
+    "count them; RSS: the process from compression on, weights and uncompressed prefix included. "
+    "TTFT: "
+    "prefill, compression and one token after it; decode: up to 31 tokens one by one; medians.";
 
 std::string markdown(const Measured& m) {
   const auto line = [](const std::vector<std::string>& cells) {
@@ -281,8 +354,8 @@ void show(const Measured& m, const EvalOptions& options, const Context& context)
   if (context.json) {
     text = m.json().dump(2) + "\n";
   } else {
-    Table table(Measured::head());
-    for (size_t i = 0; i < m.results.size(); ++i) table.add(m.row(i));
+    Table table(Measured::narrow(Measured::head()));
+    for (size_t i = 0; i < m.results.size(); ++i) table.add(Measured::narrow(m.row(i)));
     text = str(m.title(), "\n", table.text());
   }
   std::fwrite(text.data(), 1, text.size(), stdout);
@@ -291,22 +364,20 @@ void show(const Measured& m, const EvalOptions& options, const Context& context)
 }  // namespace
 
 int eval_perplexity(const EvalOptions& options, const Context& context) {
-  if (options.methods.empty())
-    throw Error(ErrorKind::invalid_argument, "--methods is missing: what is to be measured");
   if (options.texts.empty())
     throw Error(ErrorKind::invalid_argument, "--text is missing: documents to measure on");
+  if (!options.at_bytes.empty() && options.protocol == "causal") {
+    throw Error(ErrorKind::invalid_argument,
+                "--at-bytes compares what is stored of a prefix: it goes with --protocol prefix or "
+                "windowed");
+  }
   PerplexityHooks hooks;
   hooks.stop = &watch_interrupt();
   Measured m;
-  for (Spec& spec : specs_of(options)) m.contestants.push_back({std::move(spec), {}, {}});
+  std::vector<Spec> specs = specs_of(options);
   const std::string path = model_path(options.inputs);
   const auto model = Model::load(path, model_options(options.inputs, context));
-  for (Contestant& c : m.contestants) {
-    if (const auto reading = c.spec.reading())
-      c.code = load_code(options.inputs.calibration, *reading, model->info());
-    if (const auto ranking = c.spec.ranking())
-      c.ranked = load_ranked(options.inputs.basis, *ranking, model->info());
-  }
+  std::erase_if(specs, [](const Spec& spec) { return spec.none(); });
   const auto tokenizer = Tokenizer::load(path);
   const Prompt prompt(*tokenizer, true);
   hooks.repeats = [&](std::span<const int32_t> ids, int chunk) {
@@ -314,14 +385,35 @@ int eval_perplexity(const EvalOptions& options, const Context& context) {
   };
   const Windows windows = windows_of(options, *tokenizer);
   m.n_windows = windows.tokens.size();
+  std::optional<EqualBytes> equal;
+  if (!options.at_bytes.empty()) {
+    const std::span<const int32_t> window = windows.tokens.front();
+    equal = at_equal_bytes(*model, *context.pool, options.inputs, specs, options.at_bytes,
+                           window.first(window.size() / 2));
+    specs = equal->specs;
+  }
+  std::vector<Recipe> compressed;
+  for (const Spec& spec : specs)
+    compressed.push_back(load_recipe(spec, options.inputs, model->info()));
+  m.contestants = compressed;
+  m.contestants.insert(m.contestants.begin(), {parse_spec("none"), nullptr, nullptr});
   {
     ProgressBar bar("measuring", false);
     hooks.on_progress = [&](const Progress& p) {
       bar.update(p.done, p.total, p.seconds, "tokens");
     };
-    m.results = perplexity(*model, *context.pool,
+    m.results = perplexity(*model, *context.pool, session_options(options.inputs),
                            options.protocol == "causal" ? Protocol::causal : Protocol::prefix,
-                           m.contestants, windows.tokens, hooks);
+                           compressed, windows.tokens, hooks);
+  }
+  if (equal) {
+    std::vector<std::string> names;
+    std::vector<uint64_t> bytes;
+    for (size_t i = 1; i < m.results.size(); ++i) {
+      names.push_back(name_of(m.contestants[i]));
+      bytes.push_back(m.results[i].bytes.stored());
+    }
+    require_equal_bytes(equal->target, names, bytes);
   }
   for (const PerplexityResult& r : m.results)
     m.changes.push_back(bootstrap_perplexity_change(r.documents, options.replicates, 1));
@@ -335,7 +427,12 @@ int eval_perplexity(const EvalOptions& options, const Context& context) {
            {"simd_target", kernels::current_target()},
            {"documents", windows.tokens.size()},
            {"names", windows.names},
+           {"windows_sha256", hashes_of(windows.tokens)},
+           {"calibration_sha256", measured_hashes(options.inputs, specs, model->info())},
+           {"cache_type", options.inputs.cache_type},
+           {"precision", options.inputs.precision},
            {"tokens", options.tokens}};
+  if (equal) m.run["at_bytes"] = {{"asked", options.at_bytes}, {"target", equal->target}};
   show(m, options, context);
   return kDone;
 }

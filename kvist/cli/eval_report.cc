@@ -16,10 +16,6 @@ using Json = nlohmann::ordered_json;
 
 std::string share(double x) { return fmt::format("{:.1f} %", 100 * x); }
 std::string points(double x) { return fmt::format("{:+.1f}", 100 * x); }
-std::string ms(double x) {
-  return x <= 0 ? "–" : x < 10 ? fmt::format("{:.1f}", x) : fmt::format("{:.0f}", x);
-}
-
 std::string rows_text(const std::vector<std::string>& cells) {
   std::string out = "|";
   for (const std::string& cell : cells) out += str(" ", cell, " |");
@@ -44,13 +40,18 @@ Json json_of(const MethodSummary& m) {
               {"tokens_kept", m.n_kept},
               {"retained", m.retained},
               {"read_share", m.read_share},
+              {"touched_share", m.touched_share},
               {"stored_bytes", m.stored_bytes},
               {"allocated_bytes", m.allocated_bytes},
+              {"construct_bytes", m.construct_bytes},
+              {"answering_bytes", m.answering_bytes},
+              {"peak_rss_bytes", m.peak_rss_bytes},
               {"ttft_ms", json_of(m.ttft_ms)},
               {"decode_ms", json_of(m.decode_ms)},
               {"compression_ms", json_of(m.construct_ms)},
               {"same_words", m.same_words},
-              {"first_difference", m.first_difference}};
+              {"first_difference", m.first_difference},
+              {"one_token_answers", m.one_token}};
   for (const auto& [name, value] : m.other) out[name] = value;
   if (m.change) {
     out["change"] = json_of(*m.change);
@@ -82,11 +83,17 @@ std::string heading(const CellSummary& cell) {
 
 }  // namespace
 
+std::string ms_or_dash(double x) {
+  return x <= 0 ? "–" : x < 10 ? fmt::format("{:.1f}", x) : fmt::format("{:.0f}", x);
+}
+std::string bytes_or_dash(uint64_t bytes) { return bytes == 0 ? "–" : human_bytes(bytes); }
+
 std::vector<std::string> report_head(const CellSummary& cell) {
   std::vector<std::string> head{"method", "score"};
   for (const auto& [name, value] : cell.methods.front().other) head.push_back(name);
-  for (const char* column : {"change, 95 %", "w–l–t", "p", "kept quality", "tokens", "retained",
-                             "read", "bytes", "TTFT ms", "compress ms", "decode ms", "same words"})
+  for (const char* column :
+       {"change, 95 %", "w–l–t", "p", "kept quality", "tokens", "retained", "read", "touched",
+        "bytes", "answering", "RSS", "TTFT ms", "compress ms", "decode ms", "same words"})
     head.emplace_back(column);
   return head;
 }
@@ -104,10 +111,13 @@ std::vector<std::string> report_row(const MethodSummary& m) {
   row.push_back(fmt::format("{:.0f}", m.n_kept));
   row.push_back(share(m.retained));
   row.push_back(share(m.read_share));
+  row.push_back(m.touched_share > 0 ? share(m.touched_share) : dash);
   row.push_back(human_bytes(static_cast<uint64_t>(m.stored_bytes)));
-  row.push_back(ms(m.ttft_ms.median));
-  row.push_back(ms(m.construct_ms.median));
-  row.push_back(ms(m.decode_ms.median));
+  row.push_back(bytes_or_dash(m.answering_bytes));
+  row.push_back(bytes_or_dash(m.peak_rss_bytes));
+  row.push_back(ms_or_dash(m.ttft_ms.median));
+  row.push_back(ms_or_dash(m.construct_ms.median));
+  row.push_back(ms_or_dash(m.decode_ms.median));
   row.push_back(share(m.same_words));
   return row;
 }
@@ -127,9 +137,22 @@ std::vector<std::string> report_notes(const EvalReport& report) {
       "Floor: the same questions without their context. Kept quality: (score - floor) / "
       "(uncompressed - floor).");
   notes.push_back(
-      "Retained: bytes stored over those of f16; read: bytes that answering read over what f16 "
-      "would have read. TTFT: prefill, compression and question, medians; all methods of a context "
-      "share one prefill.");
+      "Retained: bytes stored over those of f16; read: bytes of keys and values that answering "
+      "fetched over what f16 would have fetched; touched: the same of the 64-byte lines, metadata "
+      "and tables that these lie in, as the readers count them. TTFT: prefill, compression and "
+      "question, medians; all methods of a context share one prefill.");
+  notes.push_back(
+      "Bytes: stored, the mean. Answering: cache, suffix and workspace as our allocators count "
+      "them, without weights, the most of any row. RSS: the process from compression to the end of "
+      "the answer, weights and the uncompressed prefix that serves all methods included.");
+  if (report.run.value("boundary", "") == "dense-prefill" && !s.cells.empty()) {
+    double one = 0;
+    for (const CellSummary& cell : s.cells)
+      one += cell.methods.front().one_token / static_cast<double>(s.cells.size());
+    notes.push_back(
+        str("Dense prefill: the first token of an answer is the uncompressed cache's; ", share(one),
+            " of the uncompressed answers have at most one token and measure nothing."));
+  }
   std::string left;
   for (const CellSummary& cell : s.cells)
     if (!cell.measurable) left += str(left.empty() ? "" : ", ", cell.name());
@@ -146,12 +169,12 @@ std::string report_text(const EvalReport& report) {
   std::string out;
   const auto add = [&](const CellSummary& cell) {
     Table table({"method", "score", "change, 95 %", "kept quality", "tokens", "retained", "read",
-                 "bytes", "TTFT ms", "decode ms"});
+                 "bytes", "answering", "TTFT ms", "decode ms"});
     const size_t other = cell.methods.front().other.size();
     for (const MethodSummary& m : cell.methods) {
       const auto row = report_row(m);
       std::vector<std::string> cells{row[0], row[1]};
-      for (size_t at : {2, 5, 6, 7, 8, 9, 10, 12}) cells.push_back(row[at + other]);
+      for (size_t at : {2, 5, 6, 7, 8, 10, 11, 13, 15}) cells.push_back(row[at + other]);
       table.add(std::move(cells));
     }
     out += str(heading(cell), ", ", cell.methods.front().rows, " rows\n", table.text(), "\n");

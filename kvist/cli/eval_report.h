@@ -31,6 +31,10 @@ std::string report_page(const EvalReport& report);
 // One line a prediction and metric, for scores.jsonl.
 std::string scores_lines(const Summary& summary);
 
+// Cells of a table: a dash where nothing was measured.
+std::string ms_or_dash(double ms);
+std::string bytes_or_dash(uint64_t bytes);
+
 // A spec without what it removes: methods of a family differ in their budget.
 std::string family_of(const std::string& method);
 

@@ -15,6 +15,7 @@
 #include "kvist/cli/terminal.h"
 #include "kvist/cli/version.h"
 #include "kvist/core/error.h"
+#include "kvist/core/peak_rss.h"
 #include "kvist/core/sha256.h"
 #include "kvist/eval/copy_model.h"
 #include "kvist/eval/runner.h"
@@ -78,7 +79,8 @@ Json run_json(const EvalOptions& options, const Context& context, const Subject&
               {"commit", commit()},
               {"suite", options.suite},
               {"mode", options.mode},
-              {"boundary", "compressed-question"},
+              {"boundary", options.boundary},
+              {"pin_tail", options.inputs.pin_tail},
               {"control", options.control.empty() ? "none" : options.control},
               {"lengths", options.lengths},
               {"limit", options.limit},
@@ -87,12 +89,19 @@ Json run_json(const EvalOptions& options, const Context& context, const Subject&
               {"model_hash", subject.model_hash()},
               {"bootstrap_replicates", options.replicates},
               {"bootstrap_seed", 1}};
+  if (!options.suite.ends_with(".jsonl")) {
+    const auto data = data_hashes(find_suite(options.suite), options.data);
+    if (!data.empty()) run["data_sha256"] = data;
+  }
   if (const auto* model = dynamic_cast<const ModelSubject*>(&subject)) {
     const ModelInfo& info = model->info();
     run["model"] = info.path;
     run["model_name"] = info.name.empty() ? info.architecture : info.name;
     run["model_bytes"] = info.file_bytes;
     run["template"] = model->template_text();
+    run["tokenizer_sha256"] = model->tokenizer_hash();
+    const auto measured = measured_hashes(options.inputs, specs_of(options), info);
+    if (!measured.empty()) run["calibration_sha256"] = measured;
     run["cache_type"] = options.inputs.cache_type;
     run["precision"] = options.inputs.precision;
     run["threads"] = context.threads;
@@ -106,7 +115,16 @@ Json run_json(const EvalOptions& options, const Context& context, const Subject&
 SummaryOptions summary_options(const Json& run) {
   SummaryOptions options;
   options.methods = run.at("methods").get<std::vector<std::string>>();
-  options.mode = run.at("mode");
+  for (const std::string& method : options.methods) {
+    const Spec spec = parse_spec(method);
+    if (spec.removed().num == 0 && !spec.reading() && !spec.ranking())
+      options.same.push_back(method);
+  }
+  const int pin_tail = run.value("pin_tail", 0);
+  options.mode = mode_text({.methods = {},
+                            .mode = run.at("mode") == "aware" ? Mode::aware : Mode::agnostic,
+                            .pin_tail = pin_tail});
+  options.boundary = run.at("boundary");
   options.replicates = run.at("bootstrap_replicates");
   options.seed = run.at("bootstrap_seed");
   return options;
@@ -129,7 +147,7 @@ void print(const EvalReport& report, const EvalOptions& options, const Context& 
 }
 
 std::unique_ptr<Subject> subject_of(const EvalOptions& options, const Context& context) {
-  if (options.copy_model) return copy_model(*context.pool);
+  if (options.copy_model) return copy_model(*context.pool, {.pin_tail = options.inputs.pin_tail});
   return std::make_unique<ModelSubject>(options.inputs, context);
 }
 
@@ -148,6 +166,9 @@ int eval_rows(const EvalOptions& options, const Context& context) {
   RunPlan plan;
   plan.methods = specs_of(options);
   plan.mode = options.mode == "aware" ? Mode::aware : Mode::agnostic;
+  plan.boundary =
+      options.boundary == "dense-prefill" ? Boundary::dense_prefill : Boundary::compressed_question;
+  plan.pin_tail = options.inputs.pin_tail;
   plan.seed = options.seed;
   RunHooks hooks;
   hooks.stop = &watch_interrupt();
@@ -158,12 +179,13 @@ int eval_rows(const EvalOptions& options, const Context& context) {
   PredictionLog log(in(options.folder, kPredictions));
   if (log.cut_a_line())
     std::fprintf(stderr, "note: the last prediction was cut short and is made again\n");
+  RunSeconds spent;
   {
     ProgressBar bar("answering", false);
     hooks.on_progress = [&](int done, int total, double seconds) {
       bar.update(done, total, seconds, "answers");
     };
-    run_rows(rows, *subject, plan, log, hooks);
+    spent = run_rows(rows, *subject, plan, log, hooks);
   }
   EvalReport report;
   report.title = options.control.empty() ? options.suite : str(options.suite, ", shuffled");
@@ -172,7 +194,14 @@ int eval_rows(const EvalOptions& options, const Context& context) {
   for (const Spec& spec : plan.methods)
     if (!spec.none()) methods.push_back(spec.text);
   report.run["methods"] = methods;
-  report.run["peak_rss_bytes"] = peak_rss_bytes();
+  if (spent.n_answers > 0) {  // else all was there
+    report.run["seconds"] = {{"prefills", spent.prefills},
+                             {"methods", spent.methods},
+                             {"answers", spent.answers},
+                             {"factor", spent.factor()}};
+  }
+  const auto* model = dynamic_cast<const ModelSubject*>(subject.get());
+  report.run["peak_rss_bytes"] = model != nullptr ? model->peak_rss_bytes() : peak_rss_bytes();
   report.summary = summarize(rows, log.all(), summary_options(report.run));
   write_reports(options.folder, report);
   print(report, options, context);

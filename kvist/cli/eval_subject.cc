@@ -2,48 +2,25 @@
 // One session; every method is put over the same prefill, which is set aside meanwhile.
 #include "kvist/cli/eval_subject.h"
 
-#include <algorithm>
-#include <chrono>
-#include <deque>
 #include <map>
 
 #include "kvist/cli/answer.h"
-#include "kvist/cli/observing.h"
+#include "kvist/cli/repeat.h"
 #include "kvist/cli/report.h"
 #include "kvist/core/error.h"
-#include "kvist/runtime/calibrate.h"
+#include "kvist/core/sha256.h"
+#include "kvist/runtime/read_share.h"
+#include "kvist/runtime/shared_prefill.h"
 
 namespace kvist {
-namespace {
-
-using Clock = std::chrono::steady_clock;
-double ms_since(Clock::time_point begin) {
-  return std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
-}
-
-// A method between read() and place().
-struct Waiting {
-  Spec spec;
-  std::unique_ptr<Selector> selector;
-  double watch_ms = 0;
-};
-
-}  // namespace
-
 struct ModelSubject::Impl {
-  void watch(std::span<const int32_t> context, const std::atomic<bool>* stop, double* prefill_ms);
-  void repeat(std::span<const int32_t> context, const std::atomic<bool>* stop);
-
   Inputs inputs;
   std::unique_ptr<Model> model;
   std::unique_ptr<Tokenizer> tokenizer;
   std::unique_ptr<Prompt> prompt;
   std::unique_ptr<Session> session;
-  std::vector<Waiting> waiting;
-  // Calibrations by the text of the method; they live as long as the subject.
-  std::map<std::string, std::shared_ptr<const CodedModel>> codes;
-  std::map<std::string, std::shared_ptr<const RankedModel>> bases;
-  bool coded = false;  // what is in place
+  std::unique_ptr<SharedPrefill> prefill;
+  std::map<std::string, Recipe> recipes;  // by the text of the spec
 };
 
 ModelSubject::ModelSubject(const Inputs& inputs, const Context& context)
@@ -59,6 +36,10 @@ ModelSubject::ModelSubject(const Inputs& inputs, const Context& context)
                 str(path, " has no chat template that libllama knows; --raw asks without one"));
   }
   s.session = std::make_unique<Session>(*s.model, *context.pool, session_options(inputs));
+  s.prefill =
+      std::make_unique<SharedPrefill>(*s.session, [&s](std::span<const int32_t> ids, int chunk) {
+        return repeat_requests(*s.tokenizer, *s.prompt, ids, chunk);
+      });
 }
 
 ModelSubject::~ModelSubject() = default;
@@ -76,6 +57,13 @@ std::string ModelSubject::template_text() const {
   return str(parts.head, "{context}|{question}", parts.tail, "{answer_prefix}");
 }
 
+std::string ModelSubject::tokenizer_hash() const {
+  std::string all;
+  for (int32_t id = 0; id < impl_->tokenizer->vocab(); ++id)
+    all += str(impl_->tokenizer->piece(id, true), "\n");
+  return sha256_hex(std::string_view(all));
+}
+
 PromptIds ModelSubject::prompt(const EvalRow& row, Mode mode) const {
   const Prompt& p = *impl_->prompt;
   if (mode == Mode::aware)
@@ -87,96 +75,25 @@ uint64_t ModelSubject::reference_bytes(int n_tokens) const {
   return kvist::reference_bytes(info(), n_tokens);
 }
 
-// The prefill that all selectors watch; each is charged for what it does meanwhile.
-void ModelSubject::Impl::watch(std::span<const int32_t> context, const std::atomic<bool>* stop,
-                               double* prefill_ms) {
-  std::deque<TimedObserver> timed;
-  std::vector<Observer*> observers;
-  for (Waiting& w : waiting)
-    if (w.selector) observers.push_back(&timed.emplace_back(*w.selector));
-  const auto begin = Clock::now();
-  Watch watch(observers);
-  for (const Waiting& w : waiting) {
-    if (const auto ranking = w.spec.ranking())
-      watch.needs.window_queries = std::max(watch.needs.window_queries, ranking->window_queries());
-  }
-  if (context.empty()) {
-    session->start_empty();
-  } else {
-    session->prefill(context, watch, {}, stop);
-  }
-  *prefill_ms = ms_since(begin);
-  size_t at = 0;
-  for (Waiting& w : waiting) {
-    if (!w.selector) continue;
-    w.watch_ms = timed[at++].ms();
-    *prefill_ms -= w.watch_ms;
-  }
-}
-
-// One repetition for all selectors that ask for the same; each is charged for all of it but the
-// work of the others.
-void ModelSubject::Impl::repeat(std::span<const int32_t> context, const std::atomic<bool>* stop) {
-  std::map<int, std::vector<Waiting*>> by_chunk;
-  for (Waiting& w : waiting) {
-    const int chunk = w.selector ? w.selector->needs().repeat_chunk : 0;
-    if (chunk > 0) by_chunk[chunk].push_back(&w);
-  }
-  for (auto& [chunk, all] : by_chunk) {
-    std::deque<TimedObserver> timed;
-    std::vector<Observer*> observers;
-    for (Waiting* w : all) observers.push_back(&timed.emplace_back(*w->selector));
-    const auto begin = Clock::now();
-    session->repeat(repeat_requests(*tokenizer, *prompt, context, chunk), observers, {}, stop);
-    double model_ms = ms_since(begin);
-    for (const TimedObserver& one : timed) model_ms -= one.ms();
-    for (size_t i = 0; i < all.size(); ++i) all[i]->watch_ms += model_ms + timed[i].ms();
-  }
-}
-
 double ModelSubject::read(std::span<const int32_t> context, std::span<const Spec> specs,
                           const std::atomic<bool>* stop) {
   Impl& s = *impl_;
-  s.waiting.clear();
+  std::vector<Recipe> recipes;
   for (const Spec& spec : specs) {
-    const auto reading = spec.reading();
-    if (reading && !reading->calibrate_on_prompt && !s.codes.contains(spec.text))
-      s.codes[spec.text] = load_code(s.inputs.calibration, *reading, info());
-    const auto ranking = spec.ranking();
-    if (ranking && !s.bases.contains(spec.text))
-      s.bases[spec.text] = load_ranked(s.inputs.basis, *ranking, info());
-    s.waiting.push_back({spec, spec.make_selector(), 0});
+    auto known = s.recipes.find(spec.text);
+    if (known == s.recipes.end())
+      known = s.recipes.emplace(spec.text, load_recipe(spec, s.inputs, info())).first;
+    recipes.push_back(known->second);
   }
-  double prefill_ms = 0;
-  s.watch(context, stop, &prefill_ms);
-  s.repeat(context, stop);
-  s.coded = false;
-  return prefill_ms;
+  return s.prefill->read(context, recipes, {{}, stop});
 }
 
 Placed ModelSubject::place(size_t i) {
   Impl& s = *impl_;
-  Waiting& w = s.waiting[i];
   Placed placed;
-  placed.construct_ms = w.watch_ms;
-  const auto begin = Clock::now();
-  s.session->set_aside();
-  if (const auto reading = w.spec.reading()) {
-    auto code = s.codes[w.spec.text];
-    if (reading->calibrate_on_prompt) {
-      code = std::make_shared<CodedModel>(
-          calibrate_on_prefix(*s.session, read_source(info()), reading->basis));
-    }
-    if (w.selector) s.session->compress(*w.selector);
-    s.session->encode(reading->plan, code);
-    s.coded = true;
-  } else if (const auto ranking = w.spec.ranking()) {
-    s.session->encode(*ranking, s.bases[w.spec.text]);
-  } else if (w.selector) {
-    s.session->compress(*w.selector);
-  }
-  placed.construct_ms += ms_since(begin);
-  w.selector.reset();
+  const auto [construct_ms, construct_bytes] = s.prefill->place(i);
+  placed.construct_ms = construct_ms;
+  placed.construct_bytes = construct_bytes;
   placed.bytes = s.session->prefix().bytes();
   placed.kept = kept_counts(s.session->prefix());
   return placed;
@@ -189,7 +106,9 @@ Reply ModelSubject::ask(std::span<const int32_t> question, int limit,
   AnswerOptions options;
   options.limit = limit;
   options.stop = stop;
-  Answer answer = answer_one(*s.session, *s.tokenizer, question, options, {});
+  Answer answer = question.empty()
+                      ? answer_on(*s.session, *s.tokenizer, s.prefill->last_logits(), options)
+                      : answer_one(*s.session, *s.tokenizer, question, options, {});
   if (stop != nullptr && stop->load())
     throw Error(ErrorKind::interrupted, "stopped in the middle of an answer, which is not kept");
   Reply reply;
@@ -198,39 +117,20 @@ Reply ModelSubject::ask(std::span<const int32_t> question, int limit,
   reply.stop = answer.unseen ? "limit" : "eos";
   reply.text = std::move(answer.text);
   reply.token_ids = std::move(answer.token_ids);
-  reply.read_share = read_share(question.size(), reply.token_ids.size());
+  std::vector<int> suffix;  // of each row: the question's, then each token that was fed back
+  const size_t n_fed = reply.token_ids.empty() ? 0 : reply.token_ids.size() - !!answer.unseen;
+  for (size_t i = 0; i < question.size() + n_fed; ++i) suffix.push_back(static_cast<int>(i) + 1);
+  const ReadShare share = read_share(*s.session, suffix);
+  reply.read_share = share.logical;
+  reply.touched_share = share.touched;
+  reply.answering_bytes = s.session->answering_bytes();
+  reply.peak_rss_bytes = s.prefill->placed_rss_bytes();
   return reply;
 }
 
-// Calls: the question in one, then each token that is fed back. A coded cache counts what its
-// reader read; a plain one is read whole. Suffixes count on both sides.
-double ModelSubject::read_share(size_t n_question, size_t n_answer) const {
-  const Session& session = *impl_->session;
-  const auto all = static_cast<double>(reference_bytes(session.n_prompt()));
-  if (impl_->coded) {
-    const ReadCounts& reads = impl_->session->read_trace();
-    if (reads.numbers == 0) return 0;
-    double kept = 0, heads = 0;
-    for (const auto& layer : kept_counts(session.prefix()))
-      for (int n : layer) kept += n, ++heads;
-    const double held = kept / heads / std::max(1, session.n_prompt());
-    const auto bits =
-        static_cast<double>(reads.key_bits + reads.value_bits + 8 * reads.dense_bytes);
-    return held * bits / (16 * static_cast<double>(reads.numbers));
-  }
-  const auto held = static_cast<double>(session.prefix().bytes().payload);
-  double read = 0, whole = 0;
-  for (size_t call = 0; call < std::max<size_t>(1, n_answer); ++call) {
-    const auto suffix = static_cast<double>(reference_bytes(static_cast<int>(n_question + call)));
-    read += held + suffix;
-    whole += all + suffix;
-  }
-  return read / whole;
-}
+void ModelSubject::restore() { impl_->prefill->restore(); }
+uint64_t ModelSubject::digest() const { return impl_->session->prefix_digest(); }
 
-void ModelSubject::restore() {
-  impl_->session->restore();
-  impl_->coded = false;
-}
+uint64_t ModelSubject::peak_rss_bytes() const { return impl_->prefill->peak_rss_bytes(); }
 
 }  // namespace kvist

@@ -26,13 +26,16 @@ class ModelSubject final : public Subject {
   Placed place(size_t i) override;
   Reply ask(std::span<const int32_t> question, int limit, const std::atomic<bool>* stop) override;
   void restore() override;
+  uint64_t digest() const override;
 
   const ModelInfo& info() const;
+  uint64_t peak_rss_bytes() const;  // of the process so far
+  // SHA-256 of all the tokenizer's pieces, in the order of their ids.
+  std::string tokenizer_hash() const;
   // What text goes before and after a user's, for the report.
   std::string template_text() const;
 
  private:
-  double read_share(size_t n_question, size_t n_answer) const;
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };

@@ -75,6 +75,11 @@ TEST_F(Eval, WritesEverythingAndScoresItAgain) {
   EXPECT_EQ(methods[3]["first_integer"], 0.2);
   EXPECT_EQ(results["run"]["methods"].size(), 4u);
   const std::string table = slurp("table.md"), page = slurp("report.html");
+  for (const char* column : {"retained", "read", "touched", "bytes", "answering", "RSS", "TTFT ms",
+                             "compress ms", "decode ms"}) {
+    EXPECT_NE(table.find(str("| ", column, " |")), std::string::npos) << column;
+    EXPECT_NE(page.find(str("<th>", column, "</th>")), std::string::npos) << column;
+  }
   EXPECT_LT(table.find("| none |"), table.find("| floor |"));
   EXPECT_NE(page.find("<svg"), std::string::npos);
   for (const char* part : {"<script", "src=", "url(", "@import"})
@@ -124,6 +129,19 @@ TEST_F(Eval, AsksRowsOfAFile) {
   std::string out;
   run({(dir_ / "mine.jsonl").string(), "--copy-model"}, &out, true);
   EXPECT_EQ(nlohmann::json::parse(out)["cells"][0]["methods"][0]["score"], 1);
+}
+
+TEST_F(Eval, NamesItsDataAndItsProtocol) {
+  auto args = kPasskey;
+  args.insert(args.end(), {"--boundary", "dense-prefill", "--pin-tail", "20", "--mode", "aware"});
+  std::string out;
+  run(args, &out, true);
+  const auto results = nlohmann::json::parse(out);
+  EXPECT_EQ(results["run"]["boundary"], "dense-prefill");
+  EXPECT_EQ(results["run"]["pin_tail"], 20);
+  EXPECT_TRUE(results["cells"][0]["methods"][0].contains("one_token_answers"));
+  EXPECT_NE(slurp("table.md").find("at most one token"), std::string::npos);
+  EXPECT_EQ(run({"score"}), kDone) << "the same predictions are found again";
 }
 
 TEST_F(Eval, RefusesWhatIsWrong) {

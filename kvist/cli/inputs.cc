@@ -7,16 +7,16 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <deque>
 #include <filesystem>
 #include <limits>
 
 #include "kvist/cli/document.h"
 #include "kvist/cli/interrupt.h"
-#include "kvist/cli/observing.h"
+#include "kvist/cli/repeat.h"
 #include "kvist/cli/terminal.h"
 #include "kvist/core/error.h"
 #include "kvist/runtime/calibrate.h"
+#include "kvist/runtime/timed_observer.h"
 
 namespace kvist {
 namespace {
@@ -136,6 +136,7 @@ SessionOptions session_options(const Inputs& inputs) {
   options.precision =
       inputs.precision == "exact" ? kernels::Precision::exact : kernels::Precision::fast;
   options.chunk = inputs.chunk;
+  options.pin_tail = inputs.pin_tail;
   return options;
 }
 
@@ -178,20 +179,34 @@ std::shared_ptr<const RankedModel> load_ranked(const std::string& file, const Ra
   return std::make_shared<RankedModel>(std::move(basis));
 }
 
+std::string measured_file(const Inputs& inputs, const Spec& spec, const ModelInfo& info) {
+  const auto reading = spec.reading();
+  if (reading && !reading->calibrate_on_prompt) {
+    return inputs.calibration.empty() ? calibration_path(read_source(info), reading->basis)
+                                      : inputs.calibration;
+  }
+  const auto plan = spec.ranking();
+  if (!plan) return "";
+  return inputs.basis.empty() ? basis_path(read_source(info), plan->basis) : inputs.basis;
+}
+
+Recipe load_recipe(Spec spec, const Inputs& inputs, const ModelInfo& info) {
+  Recipe recipe{std::move(spec), nullptr, nullptr};
+  const auto reading = recipe.spec.reading();
+  if (reading && !reading->calibrate_on_prompt)
+    recipe.code = load_code(inputs.calibration, *reading, info);
+  if (const auto plan = recipe.spec.ranking())
+    recipe.ranked = load_ranked(inputs.basis, *plan, info);
+  return recipe;
+}
+
 Loaded load(const Inputs& inputs, const Context& context) {
   Loaded loaded;
-  loaded.spec = parse_spec(inputs.method);
+  Spec spec = parse_spec(inputs.method);
   const std::string path = model_path(inputs);
   loaded.text = read_document(inputs.document);
   loaded.model = Model::load(path, model_options(inputs, context));
-  loaded.reading = loaded.spec.reading();
-  if (loaded.reading && !loaded.reading->calibrate_on_prompt)
-    loaded.code = load_code(inputs.calibration, *loaded.reading, loaded.model->info());
-  loaded.ranking = loaded.spec.ranking();
-  if (loaded.ranking) {
-    loaded.ranked = load_ranked(inputs.basis, *loaded.ranking, loaded.model->info());
-    loaded.window_queries = loaded.ranking->window_queries();
-  }
+  loaded.recipe = load_recipe(std::move(spec), inputs, loaded.model->info());
   loaded.expand_bytes = static_cast<uint64_t>(inputs.expand_mib) << 20;
   loaded.tokenizer = Tokenizer::load(path);
   loaded.prompt = std::make_unique<Prompt>(*loaded.tokenizer, inputs.raw);
@@ -203,7 +218,7 @@ Loaded load(const Inputs& inputs, const Context& context) {
 namespace {
 
 double prefill_ms(Loaded& loaded, Watch watch) {
-  watch.needs.window_queries = std::max(watch.needs.window_queries, loaded.window_queries);
+  watch.needs.also(loaded.recipe.spec.needs());
   ProgressBar bar("reading", false);
   const auto begin = Clock::now();
   loaded.session->prefill(
@@ -215,62 +230,49 @@ double prefill_ms(Loaded& loaded, Watch watch) {
 
 }  // namespace
 
-void prefill(Loaded& loaded, std::span<Selector* const> selectors, double* total_ms,
-             std::span<double> construct_ms) {
-  std::deque<TimedObserver> timed;
-  std::vector<Observer*> observers;
-  for (Selector* selector : selectors) observers.push_back(&timed.emplace_back(*selector));
-  *total_ms = prefill_ms(loaded, Watch(observers));
-  for (size_t i = 0; i < timed.size(); ++i) {
-    construct_ms[i] += timed[i].ms();
-    *total_ms -= timed[i].ms();
-  }
-}
-
 void prefill(Loaded& loaded, Selector* selector, Timings* timings) {
-  const std::span<Selector* const> selectors(&selector, selector == nullptr ? 0 : 1);
-  prefill(loaded, selectors, &timings->prefill_ms, {&timings->construct_ms, selectors.size()});
+  if (selector == nullptr) return prefill(loaded, Needs{}, timings);
+  TimedObserver timed(*selector);
+  Observer* const observers[] = {&timed};
+  timings->prefill_ms = prefill_ms(loaded, Watch(observers)) - timed.ms();
+  timings->construct_ms += timed.ms();
 }
 
 void prefill(Loaded& loaded, Needs needs, Timings* timings) {
   timings->prefill_ms = prefill_ms(loaded, Watch(needs));
 }
 
-double repeat_document(Loaded& loaded, Selector& selector) {
+namespace {
+
+void repeat_document(Loaded& loaded, Selector& selector) {
   const int chunk = selector.needs().repeat_chunk;
-  if (chunk == 0) return 0;
+  if (chunk == 0) return;
   ProgressBar bar("repeating", false);
-  const auto begin = Clock::now();
   Observer* observer = &selector;
   loaded.session->repeat(
       repeat_requests(*loaded.tokenizer, *loaded.prompt, loaded.ids, chunk), {&observer, 1},
       [&](const Progress& p) { bar.update(p.done, p.total, p.seconds, "tokens"); },
       &watch_interrupt());
-  return ms_since(begin);
 }
 
+}  // namespace
+
 void calibrate(Loaded& loaded) {
-  if (!loaded.reading || loaded.code) return;
-  loaded.code = std::make_shared<CodedModel>(calibrate_on_prefix(
-      *loaded.session, read_source(loaded.model->info()), loaded.reading->basis));
-  std::fprintf(stderr, "note: calibrated on the prompt itself, not on held-out text\n");
+  if (calibrate(*loaded.session, &loaded.recipe))
+    std::fprintf(stderr, "note: calibrated on the prompt itself, not on held-out text\n");
 }
 
 void compress(Loaded& loaded, Selector* selector, Session::Explanation* explain, Timings* timings) {
-  if (selector == nullptr && !loaded.reading && !loaded.ranking) return;
-  if (selector != nullptr) timings->construct_ms += repeat_document(loaded, *selector);
+  if (loaded.recipe.spec.none()) return;
   const auto begin = Clock::now();
+  if (selector != nullptr) repeat_document(loaded, *selector);
   {
     ProgressBar bar("compressing", false);
-    const auto on_progress = [&](const Progress& p) {
-      bar.update(p.done, p.total, p.seconds, "layers");
-    };
-    Session& session = *loaded.session;
     calibrate(loaded);
-    if (selector != nullptr) session.compress(*selector, explain, on_progress);
-    if (loaded.reading) session.encode(loaded.reading->plan, loaded.code, on_progress);
-    if (loaded.ranking) session.encode(*loaded.ranking, loaded.ranked, on_progress);
-    if (loaded.ranking && loaded.expand_bytes > 0) session.expand_keys(loaded.expand_bytes);
+    apply(*loaded.session, loaded.recipe, selector, explain,
+          [&](const Progress& p) { bar.update(p.done, p.total, p.seconds, "layers"); });
+    if (loaded.recipe.ranked && loaded.expand_bytes > 0)
+      loaded.session->expand_keys(loaded.expand_bytes);
   }
   timings->construct_ms += ms_since(begin);
 }

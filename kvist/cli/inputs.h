@@ -5,15 +5,14 @@
 
 #include <CLI/App.hpp>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "kvist/cli/command.h"
 #include "kvist/cli/prompt.h"
-#include "kvist/methods/spec.h"
 #include "kvist/model/model.h"
 #include "kvist/model/tokenizer.h"
+#include "kvist/runtime/recipe.h"
 #include "kvist/runtime/session.h"
 
 namespace kvist {
@@ -25,6 +24,7 @@ struct Inputs {
   int expand_mib = 0;              // for keys that a varrate prefix in use keeps expanded
   std::string batch_weights = "auto", rope_scaling, cache_type = "f16", precision = "fast";
   int chunk = 512;
+  int pin_tail = 0;  // last tokens of a prompt that every selector keeps
   bool raw = false, verbose = false;
 };
 void add_inputs(CLI::App& app, Inputs* inputs);
@@ -51,24 +51,20 @@ std::shared_ptr<const CodedModel> load_code(const std::string& file, const Readi
 // The basis that varrate needs, likewise.
 std::shared_ptr<const RankedModel> load_ranked(const std::string& file, const RankPlan& plan,
                                                const ModelInfo& info);
+// The file that either comes from: "" for a spec that needs neither.
+std::string measured_file(const Inputs& inputs, const Spec& spec, const ModelInfo& info);
+// The method with whatever of the two it needs.
+Recipe load_recipe(Spec spec, const Inputs& inputs, const ModelInfo& info);
 
 // Everything a document needs to be asked, ready to prefill.
 struct Loaded {
-  Spec spec;
+  Recipe recipe;
   std::string text;  // of the document
   std::unique_ptr<Model> model;
   std::unique_ptr<Tokenizer> tokenizer;
   std::unique_ptr<Prompt> prompt;
   std::vector<int32_t> ids;  // template head and document
   std::unique_ptr<Session> session;
-  // Where the spec codes its numbers: how, and the calibration, null where it comes from the
-  // prompt.
-  std::optional<Reading> reading;
-  std::shared_ptr<const CodedModel> code;
-  // Where the spec ranks tokens.
-  std::optional<RankPlan> ranking;
-  std::shared_ptr<const RankedModel> ranked;
-  int window_queries = 0;  // positions whose queries prefill records, whoever else asks for some
   uint64_t expand_bytes = 0;
 };
 // Looks at the cheap things first: a wrong method or a missing document is told before a model is
@@ -78,19 +74,14 @@ Loaded load(const Inputs& inputs, const Context& context);
 struct Timings {
   double prefill_ms = 0, construct_ms = 0;
 };
-// Runs the document through the model; what the selectors need is recorded on the way, and the time
-// that they take themselves is added to the construct_ms of each. Progress on stderr.
-void prefill(Loaded& loaded, std::span<Selector* const> selectors, double* prefill_ms,
-             std::span<double> construct_ms);
-// The same for one selector, or none where it is null.
+// Runs the document through the model; what the selector needs, null where there is none, is
+// recorded on the way, and the time that it takes itself is construction. Progress on stderr.
 void prefill(Loaded& loaded, Selector* selector, Timings* timings);
 // Nobody watches; what `needs` says is recorded for later.
 void prefill(Loaded& loaded, Needs needs, Timings* timings);
-// Repeats the document where the selector needs it; returns milliseconds.
-double repeat_document(Loaded& loaded, Selector& selector);
 // The calibration of a spec that codes, from the prefilled prompt where it asks for that.
 void calibrate(Loaded& loaded);
-// Applies the selector, if there is one, then codes what it left, if the spec says so, or ranks.
+// Repeats the document if the selector needs that, then puts the recipe over the prefix.
 void compress(Loaded& loaded, Selector* selector, Session::Explanation* explain, Timings* timings);
 
 }  // namespace kvist

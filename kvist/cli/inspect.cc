@@ -137,7 +137,7 @@ Survival survival_of(const Loaded& loaded) {
 PictureText picture_text(const Loaded& loaded, const Survival& s) {
   const ModelInfo& info = loaded.model->info();
   const uint64_t stored = loaded.session->prefix().bytes().stored();
-  const std::string method = loaded.spec.none() ? "none" : loaded.spec.text;
+  const std::string method = loaded.recipe.spec.none() ? "none" : loaded.recipe.spec.text;
   return {str(method, " keeps ", fmt::format("{:.0f} %", 100 * s.share()), " of ",
               human_count(static_cast<uint64_t>(s.n_tokens)), " tokens"),
           str(info.name.empty() ? info.architecture : info.name, "; ", human_bytes(stored),
@@ -188,8 +188,8 @@ int inspect(const InspectOptions& options, const Context& context) {
   }
   Loaded loaded = load(options.inputs, context);
   if (reading) return inspect_reading(options.read, loaded, context);
-  if (loaded.ranking) return inspect_ranks(options.read.pictures, loaded, context);
-  const auto selector = loaded.spec.make_selector();
+  if (loaded.recipe.ranked) return inspect_ranks(options.read.pictures, loaded, context);
+  const auto selector = loaded.recipe.spec.make_selector();
   Timings timings;
   Session::Explanation explanation;
   prefill(loaded, selector.get(), &timings);

@@ -83,8 +83,8 @@ int inspect_ranks(const std::vector<std::string>& pictures, Loaded& loaded,
   const Bytes bytes = prefix.bytes();
   const auto coded = prefix.n_layers() == 0 ? 0 : prefix.layer(0).n_coded();
   const PictureText text{
-      str(loaded.spec.text, ": ", human_count(static_cast<uint64_t>(ranks.n_tokens)), " tokens, ",
-          human_count(static_cast<uint64_t>(ranks.n_tokens - coded)), " exact, ",
+      str(loaded.recipe.spec.text, ": ", human_count(static_cast<uint64_t>(ranks.n_tokens)),
+          " tokens, ", human_count(static_cast<uint64_t>(ranks.n_tokens - coded)), " exact, ",
           human_count(static_cast<uint64_t>(coded)), " coded"),
       str(info.name.empty() ? info.architecture : info.name, "; ", human_bytes(bytes.stored()),
           " of keys and values instead of ", human_bytes(reference), ", and a basis of ",

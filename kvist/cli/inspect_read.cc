@@ -39,7 +39,7 @@ struct View {
 
 void view_layer(const ReadInspection& options, const Loaded& loaded, const LayerInput& input,
                 ReadWorkspace& workspace, View& view) {
-  const ReadPlan& plan = loaded.reading->plan;
+  const ReadPlan plan = loaded.recipe.spec.reading()->plan;
   LayerView& seen = view.layers.emplace_back();
   Depths::Layer& depths = view.depths.layers.emplace_back();
   seen.coded = !is_protected(plan, input.layer, input.n_layers);
@@ -47,7 +47,7 @@ void view_layer(const ReadInspection& options, const Loaded& loaded, const Layer
     view.bytes += loaded.session->prefix().bytes(input.layer);
     return;
   }
-  CodedLayer coded = code_layer(input, input.heads, loaded.code->layer(input.layer), plan);
+  CodedLayer coded = code_layer(input, input.heads, loaded.recipe.code->layer(input.layer), plan);
   RowReading row =
       read_row(coded, plan, input.q.data(), input.n_tokens, input.logit_scale, workspace);
   if (options.certificate) seen.certificate = certify_row(input, coded, plan, input.q.data(), row);
@@ -61,12 +61,13 @@ void view_layer(const ReadInspection& options, const Loaded& loaded, const Layer
 View view_of(const ReadInspection& options, Loaded& loaded) {
   const ModelInfo& info = loaded.model->info();
   View view;
-  view.depths.width = loaded.reading->plan.width;
+  const ReadPlan plan = loaded.recipe.spec.reading()->plan;
+  view.depths.width = plan.width;
   view.depths.n_tokens = loaded.session->n_prompt();
   view.depths.kv_heads = info.kv_heads;
   view.depths.head_dim = info.head_dim;
   for (int32_t id : loaded.ids) view.depths.pieces.push_back(loaded.tokenizer->piece(id));
-  check_fits(loaded.session->prefix().shape(), info.n_layers, *loaded.code, loaded.reading->plan);
+  check_fits(loaded.session->prefix().shape(), info.n_layers, *loaded.recipe.code, plan);
   ReadWorkspace workspace;
   ProgressBar bar("reading layers", false);
   loaded.session->each_layer(
@@ -202,7 +203,7 @@ PictureText picture_text(const Loaded& loaded, const ReadInspection& options, co
                                 ? "the last token of the document"
                                 : str("the last token of the question “",
                                       options.question.size() > 90 ? "…" : options.question, "”");
-  return {str(loaded.spec.text, " reads ", fmt::format("{:.2f}", view.rate()), " of ",
+  return {str(loaded.recipe.spec.text, " reads ", fmt::format("{:.2f}", view.rate()), " of ",
               view.depths.width, " bits for one query"),
           str(info.name.empty() ? info.architecture : info.name, ", ",
               human_count(static_cast<uint64_t>(view.depths.n_tokens)), " tokens; the query is ",

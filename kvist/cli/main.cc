@@ -69,6 +69,11 @@ std::string wrong_usage(const CLI::App& app, const CLI::ParseError& error) {
   const std::string help = str("; see kvist ", used.empty() ? "" : at.get_name() + " ", "--help");
   const std::vector<std::string> rest = app.remaining(true);
   if (const auto flag = unknown_flag(rest)) {
+    const auto known = flags_of(at);
+    if (std::find(known.begin(), known.end(), *flag) != known.end()) {
+      return str(name, "option '", *flag, "' goes after the command: kvist ", at.get_name(), " ",
+                 *flag, " ...", help);
+    }
     return str(name, "unknown option '", *flag, "'", did_you_mean(*flag, flags_of(at)), help);
   }
   if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr && !rest.empty()) {

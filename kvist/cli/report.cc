@@ -2,13 +2,12 @@
 // Fills the table and the JSON document from what was measured.
 #include "kvist/cli/report.h"
 
-#include <sys/resource.h>
-
 #include <algorithm>
 
 #include "kvist/cli/terminal.h"
 #include "kvist/cli/version.h"
 #include "kvist/core/error.h"
+#include "kvist/core/peak_rss.h"
 #include "kvist/kernels/targets.h"
 
 namespace kvist {
@@ -128,12 +127,6 @@ std::string reads_text(const ReadCounts& reads) {
 
 }  // namespace
 
-uint64_t peak_rss_bytes() {
-  rusage usage = {};
-  getrusage(RUSAGE_SELF, &usage);
-  return static_cast<uint64_t>(usage.ru_maxrss) * 1024;  // Linux counts in KiB
-}
-
 uint64_t reference_bytes(const ModelInfo& model, int n_tokens) {
   const KvShape shape{model.kv_heads, model.heads, model.head_dim, Scalar::f16};
   return shape.token_bytes() * static_cast<uint64_t>(model.n_layers) *
@@ -164,7 +157,7 @@ double median_tok_s(const std::vector<Answer>& answers) {
 
 std::string summary(const Loaded& loaded, const Report& report) {
   const uint64_t reference = reference_bytes(loaded.model->info(), report.n_tokens);
-  const bool none = loaded.spec.none();
+  const bool none = loaded.recipe.spec.none();
   const std::string prefill = ms(report.timings.prefill_ms);
   Table table({"cache", "payload", "metadata", "allocated", "factor", "prefill ms", "construct ms",
                "tok/s"});
@@ -197,8 +190,8 @@ json to_json(const Loaded& loaded, const Context& context, const Report& report)
               {"simd_target", kernels::current_target()},
               {"cache_type", name(loaded.session->prefix().shape().type)},
               {"n_prompt", report.n_tokens},
-              {"method", loaded.spec.none() ? "none" : loaded.spec.text},
-              {"ratio", loaded.spec.removed().value()},
+              {"method", loaded.recipe.spec.none() ? "none" : loaded.recipe.spec.text},
+              {"ratio", loaded.recipe.spec.removed().value()},
               {"reference_bytes", reference},
               {"kept", report.kept},
               {"prefill_ms", report.timings.prefill_ms},

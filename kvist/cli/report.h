@@ -35,7 +35,6 @@ struct Report {
 // Bytes of the same tokens as f16: what `factor` divides.
 uint64_t reference_bytes(const ModelInfo& model, int n_tokens);
 std::vector<std::vector<int>> kept_counts(const PrefixCache& prefix);
-uint64_t peak_rss_bytes();  // of this process so far
 double median_tok_s(const std::vector<Answer>& answers);
 
 std::string summary(const Loaded& loaded, const Report& report);

@@ -172,13 +172,13 @@ void read_growing(Loaded& loaded, int sequence, Timings* timings) {
 
 // The document and all that follows are one sequence of a bounded cache.
 int run_growing(const RunOptions& options, Loaded& loaded, const Context& context) {
-  const auto evictor = loaded.spec.make_evictor();
+  const auto evictor = loaded.recipe.spec.make_evictor();
   Session& session = *loaded.session;
   session.start_empty();
   const int sequence = session.open_bounded(*evictor, options.max_cache);
   Report report;
   read_growing(loaded, sequence, &report.timings);
-  report.stage.label = str(loaded.spec.text, ", at most ", options.max_cache);
+  report.stage.label = str(loaded.recipe.spec.text, ", at most ", options.max_cache);
   std::optional<int32_t> unseen;
   for (size_t i = 0; i < options.questions.size() && !*options.answer.stop; ++i) {
     std::optional<std::vector<int32_t>> ids;
@@ -213,17 +213,17 @@ int run(RunOptions options, const Context& context) {
   if (options.max_cache > 0) parse_spec(options.inputs.method).make_evictor();
   Loaded loaded = load(options.inputs, context);
   if (options.max_cache > 0) return run_growing(options, loaded, context);
-  const auto selector = loaded.spec.make_selector();
+  const auto selector = loaded.recipe.spec.make_selector();
   Report report;
   prefill(loaded, selector.get(), &report.timings);
-  const bool compare = options.compare && !loaded.spec.none();
+  const bool compare = options.compare && !loaded.recipe.spec.none();
   if (compare) report.uncompressed = ask(loaded, options, "uncompressed", false);
   if (stop) return kInterrupted;
   compress(loaded, selector.get(), nullptr, &report.timings);
   report.kept = kept_counts(loaded.session->prefix());
   report.n_tokens = loaded.session->n_prompt();
   if (options.questions.empty()) return chat(loaded, options.answer, prefix_of(options, 0));
-  report.stage = ask(loaded, options, loaded.spec.none() ? "none" : loaded.spec.text,
+  report.stage = ask(loaded, options, loaded.recipe.spec.none() ? "none" : loaded.recipe.spec.text,
                      !compare && !context.json);
   if (stop) return kInterrupted;
   if (context.json) {

@@ -8,6 +8,7 @@
 #include <map>
 #include <numeric>
 
+#include "kvist/core/digest.h"
 #include "kvist/core/error.h"
 #include "kvist/core/rng.h"
 #include "kvist/core/sha256.h"
@@ -78,6 +79,9 @@ class CopyModel final : public Subject {
               const std::atomic<bool>*) override {
     const auto begin = Clock::now();
     context_.assign(context.begin(), context.end());
+    Digest digest;
+    digest.add(context);
+    document_ = digest.value();
     specs_.assign(specs.begin(), specs.end());
     for (const Spec& spec : specs_) {
       const auto selector = spec.make_selector();
@@ -114,10 +118,13 @@ class CopyModel final : public Subject {
     stored_ = reference_bytes(static_cast<int>(context_.size()));
   }
 
+  uint64_t digest() const override { return 0; }
+
   Reply ask(std::span<const int32_t> question, int limit, const std::atomic<bool>*) override {
     const auto begin = Clock::now();
     Reply reply;
-    reply.token_ids = copied(question, limit);
+    reply.token_ids =
+        copied(question.empty() ? std::span<const int32_t>(context_) : question, limit);
     for (int32_t id : reply.token_ids) reply.text += words_[static_cast<size_t>(id)];
     reply.stop = static_cast<int>(reply.token_ids.size()) == limit ? "limit" : "eos";
     const auto all = reference_bytes(static_cast<int>(context_.size()));
@@ -182,6 +189,8 @@ class CopyModel final : public Subject {
       input.values = &values;
       input.logit_scale = 1 / std::sqrt(static_cast<float>(shape_.head_dim));
       input.pool = &pool_;
+      input.pinned = std::min(shape_.pin_tail, n);
+      input.document = document_;
       const Rope rope{std::vector<double>(static_cast<size_t>(shape_.head_dim / 2), 0.0)};
       input.rope = &rope;  // words have no places
       const int rows = needs.every_query ? n : std::min(n, needs.window_queries);
@@ -227,6 +236,7 @@ class CopyModel final : public Subject {
   mutable std::vector<std::string> words_;
   std::vector<int32_t> context_;
   std::vector<Spec> specs_;
+  uint64_t document_ = 0;  // digest of the context
   std::vector<bool> there_;
   uint64_t stored_ = 0;
 };

@@ -11,6 +11,7 @@ namespace kvist {
 
 struct CopyModelShape {
   int layers = 2, kv_heads = 2, group = 2, head_dim = 32;
+  int pin_tail = 0;  // last tokens that selectors keep
 };
 
 // Tokens are words, single digits and other single bytes, with the space before them. Every token

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <numeric>
 
 #include "kvist/core/error.h"
 
@@ -13,8 +14,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr size_t kChunk = 64;  // tokens whose logits a contestant holds at a time
 
-void check(Protocol protocol, std::span<const Contestant> contestants) {
-  for (const Contestant& c : contestants) {
+void check(Protocol protocol, std::span<const Recipe> contestants) {
+  for (const Recipe& c : contestants) {
     const bool whole = c.spec.make_selector() != nullptr || c.spec.ranking();
     if (protocol == Protocol::causal && whole) {
       throw Error(ErrorKind::invalid_argument,
@@ -22,20 +23,46 @@ void check(Protocol protocol, std::span<const Contestant> contestants) {
                       " looks at a whole prompt: it has no causal protocol, "
                       "ask for --protocol prefix"));
     }
-    KVIST_ASSERT(!c.spec.reading() || c.code != nullptr);
+    if (protocol == Protocol::causal && c.spec.reading() && c.code == nullptr) {
+      throw Error(ErrorKind::invalid_argument,
+                  str(c.spec.text,
+                      " calibrates itself on a prompt, and the causal protocol has "
+                      "none; give a calibration, or ask for --protocol prefix"));
+    }
   }
+}
+
+std::vector<Recipe> with_uncompressed(std::span<const Recipe> contestants) {
+  std::vector<Recipe> all{{parse_spec("none"), nullptr, nullptr}};
+  for (const Recipe& c : contestants) {
+    KVIST_ASSERT(!c.spec.none());
+    all.push_back(c);
+  }
+  return all;
+}
+
+double ms_since(Clock::time_point begin) {
+  return std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
+}
+
+// 1, 2, ... n.
+std::vector<int> counting(size_t n) {
+  std::vector<int> out(n);
+  std::iota(out.begin(), out.end(), 1);
+  return out;
 }
 
 class Measuring {
  public:
-  Measuring(Model& model, ThreadPool& pool, std::span<const Contestant> contestants,
-            const PerplexityHooks& hooks)
+  Measuring(Model& model, ThreadPool& pool, const SessionOptions& options,
+            std::span<const Recipe> contestants, const PerplexityHooks& hooks)
       : model_(model),
         pool_(pool),
-        contestants_(contestants),
+        options_(options),
+        recipes_(with_uncompressed(contestants)),
         hooks_(hooks),
         vocab_(static_cast<size_t>(model.info().vocab)),
-        results_(contestants.size()) {
+        results_(recipes_.size()) {
     const ModelInfo& info = model.info();
     const KvShape shape{info.kv_heads, info.heads, info.head_dim, Scalar::f16};
     plain_token_ = shape.token_bytes() * static_cast<uint64_t>(info.n_layers);
@@ -45,7 +72,7 @@ class Measuring {
                                     std::span<const std::vector<int32_t>> windows) {
     for (const auto& window : windows) {
       const size_t head = protocol == Protocol::prefix ? window.size() / 2 : 0;
-      total_ += (window.size() - 1 - head) * contestants_.size();
+      total_ += (window.size() - 1 - head) * recipes_.size();
     }
     for (const auto& window : windows)
       protocol == Protocol::prefix ? prefix(window) : causal(window);
@@ -55,103 +82,103 @@ class Measuring {
  private:
   using Ids = std::span<const int32_t>;
 
-  // One prefill; the second half is read once plainly, then once over each contestant's prefix.
+  // One prefill; the second half is read over each recipe's prefix, the uncompressed one first.
   void prefix(Ids window) {
     const size_t head = window.size() / 2;
     const Ids document = window.first(head), rest = window.subspan(head);
-    Session session(model_, pool_, {});
-    std::vector<std::unique_ptr<Selector>> selectors;
-    std::vector<Observer*> observers;
-    for (const Contestant& c : contestants_) {
-      selectors.push_back(c.spec.make_selector());
-      if (selectors.back()) observers.push_back(selectors.back().get());
-    }
-    Watch watch(observers);
-    for (const Contestant& c : contestants_) {
-      if (const auto ranking = c.spec.ranking())
-        watch.needs.window_queries =
-            std::max(watch.needs.window_queries, ranking->window_queries());
-    }
-    session.prefill(document, watch, {}, hooks_.stop);
-    repeat(session, document, selectors);
-    const int base = session.open();
+    Session session(model_, pool_, options_);
+    SharedPrefill shared(session, hooks_.repeats);
+    const double prefill_ms = shared.read(document, recipes_, {{}, hooks_.stop});
     std::vector<float> expected;
-    for (size_t at = 0; at + 1 < rest.size(); at += kChunk) {
-      check_stop();
-      const auto some = session.extend_all(base, rest.subspan(at, chunk_at(rest, at)));
-      expected.insert(expected.end(), some.begin(), some.end());
-    }
-    session.close(base);
-    for (size_t i = 0; i < contestants_.size(); ++i) {
-      session.set_aside();
-      if (selectors[i]) session.compress(*selectors[i]);
-      selectors[i].reset();
-      if (const auto reading = contestants_[i].spec.reading())
-        session.encode(reading->plan, contestants_[i].code);
-      if (const auto ranking = contestants_[i].spec.ranking())
-        session.encode(*ranking, contestants_[i].ranked);
+    for (size_t i = 0; i < recipes_.size(); ++i) {
+      WindowCost cost;
+      const auto placed = shared.place(i);
+      cost.construct_ms = placed.construct_ms;
+      cost.construct_bytes = placed.construct_bytes;
       const int sequence = session.open();
       for (size_t at = 0; at + 1 < rest.size(); at += kChunk) {
         check_stop();
-        compare(i, std::span(expected).subspan(at * vocab_), session, sequence, rest, at);
+        const auto got = session.extend_all(sequence, rest.subspan(at, chunk_at(rest, at)));
+        if (i == 0) expected.insert(expected.end(), got.begin(), got.end());
+        score(i, std::span(expected).subspan(at * vocab_), got, rest, at);
       }
+      cost.read = read_share(session, counting(rest.size() - 1));
       session.close(sequence);
       finish(i, session, session.prefix().bytes(), head, rest.size() - 1);
-      session.restore();
+      time_answer(session, rest, &cost);
+      cost.ttft_ms += prefill_ms + cost.construct_ms;
+      cost.answering_bytes = session.answering_bytes();
+      cost.peak_rss_bytes = shared.placed_rss_bytes();
+      results_[i].costs.push_back(cost);
+      shared.restore();
     }
   }
 
   // All side by side, a chunk at a time: each reads its own cache from the first token on.
   void causal(Ids window) {
     std::vector<std::unique_ptr<Session>> sessions;
-    for (size_t i = 0; i <= contestants_.size(); ++i) {
-      auto& session =
-          sessions.emplace_back(std::make_unique<Session>(model_, pool_, SessionOptions{}));
-      session->start_empty();
-      if (i == contestants_.size()) continue;  // the uncompressed one
-      if (const auto reading = contestants_[i].spec.reading())
-        session->encode(reading->plan, contestants_[i].code);
-    }
     std::vector<int> sequences;
-    for (auto& session : sessions) sequences.push_back(session->open());
-    for (size_t at = 0; at + 1 < window.size(); at += kChunk) {
-      check_stop();
-      const auto expected =
-          sessions.back()->extend_all(sequences.back(), window.subspan(at, chunk_at(window, at)));
-      for (size_t i = 0; i < contestants_.size(); ++i)
-        compare(i, expected, *sessions[i], sequences[i], window, at);
+    for (const Recipe& recipe : recipes_) {
+      auto& session = sessions.emplace_back(std::make_unique<Session>(model_, pool_, options_));
+      session->start_empty();
+      apply(*session, recipe, nullptr);
+      sequences.push_back(session->open());
     }
-    for (size_t i = 0; i < contestants_.size(); ++i)
-      finish(i, *sessions[i], sessions[i]->suffix_bytes(), window.size() - 1, window.size() - 1);
+    const size_t n_targets = window.size() - 1;
+    for (size_t at = 0; at < n_targets; at += kChunk) {
+      check_stop();
+      std::vector<float> expected;
+      for (size_t i = 0; i < recipes_.size(); ++i) {
+        auto got = sessions[i]->extend_all(sequences[i], window.subspan(at, chunk_at(window, at)));
+        if (i == 0) expected = got;
+        score(i, expected, got, window, at);
+      }
+    }
+    for (size_t i = 0; i < recipes_.size(); ++i) {
+      Session& session = *sessions[i];
+      WindowCost cost;
+      cost.read = read_share(session, counting(n_targets));
+      cost.answering_bytes = session.answering_bytes();
+      finish(i, session, session.suffix_bytes(), n_targets, n_targets);
+      cost.decode_ms = time_steps(session, sequences[i], window);
+      results_[i].costs.push_back(cost);
+    }
   }
 
-  void repeat(Session& session, Ids document,
-              const std::vector<std::unique_ptr<Selector>>& selectors) {
-    for (const auto& selector : selectors) {
-      const int chunk = selector ? selector->needs().repeat_chunk : 0;
-      if (chunk == 0) continue;
-      if (!hooks_.repeats)
-        throw Error(ErrorKind::unsupported,
-                    "a method reads the document twice, and nobody says how");
-      Observer* observer = selector.get();
-      session.repeat(hooks_.repeats(document, chunk), {&observer, 1}, {}, hooks_.stop);
-    }
+  // One token after the prefix, then some one by one.
+  static void time_answer(Session& session, Ids tokens, WindowCost* cost) {
+    const int sequence = session.open();
+    const auto begin = Clock::now();
+    session.extend(sequence, tokens.first(1));
+    cost->ttft_ms = ms_since(begin);
+    cost->decode_ms = time_steps(session, sequence, tokens.subspan(1));
+    session.close(sequence);
+    session.read_trace() = {};
+  }
+
+  // Milliseconds a step; 0 where no token fits.
+  static double time_steps(Session& session, int sequence, Ids tokens) {
+    constexpr size_t kSteps = 31;
+    const size_t n = std::min({kSteps, tokens.size(), static_cast<size_t>(session.room(sequence))});
+    std::vector<float> logits;
+    const auto begin = Clock::now();
+    for (size_t i = 0; i < n; ++i) session.decode({&sequence, 1}, tokens.subspan(i, 1), &logits);
+    return n == 0 ? 0 : ms_since(begin) / static_cast<double>(n);
   }
 
   // The last token of a window has no target.
   static size_t chunk_at(Ids tokens, size_t at) { return std::min(kChunk, tokens.size() - 1 - at); }
 
-  // expected [chunk][vocab]: the uncompressed run's logits after tokens[at], ...
-  void compare(size_t i, std::span<const float> expected, Session& session, int sequence,
-               Ids tokens, size_t at) {
+  // expected, got [chunk][vocab]: logits of the uncompressed cache and of recipe i after
+  // tokens[at], ...
+  void score(size_t i, std::span<const float> expected, std::span<const float> got, Ids tokens,
+             size_t at) {
     const size_t n = chunk_at(tokens, at);
-    const std::vector<float> got = session.extend_all(sequence, tokens.subspan(at, n));
     std::vector<TokenDistance> distances(n);
     pool_.parallel_for(static_cast<int64_t>(n), [&](int64_t index) {
       const auto t = static_cast<size_t>(index);
-      distances[t] =
-          distance_between(expected.subspan(t * vocab_, vocab_),
-                           std::span(got).subspan(t * vocab_, vocab_), tokens[at + t + 1]);
+      distances[t] = distance_between(expected.subspan(t * vocab_, vocab_),
+                                      got.subspan(t * vocab_, vocab_), tokens[at + t + 1]);
     });
     for (const TokenDistance& one : distances) results_[i].stats.add(one);
     done_ += n;
@@ -182,23 +209,25 @@ class Measuring {
 
   Model& model_;
   ThreadPool& pool_;
-  std::span<const Contestant> contestants_;
+  SessionOptions options_;
+  std::vector<Recipe> recipes_;  // the first is uncompressed
   const PerplexityHooks& hooks_;
   size_t vocab_;
   uint64_t plain_token_ = 0;
   std::vector<PerplexityResult> results_;
-  size_t done_ = 0, total_ = 0;  // tokens scored, of all contestants
+  size_t done_ = 0, total_ = 0;  // tokens scored, of all recipes
   Clock::time_point begin_ = Clock::now();
 };
 
 }  // namespace
 
-std::vector<PerplexityResult> perplexity(Model& model, ThreadPool& pool, Protocol protocol,
-                                         std::span<const Contestant> contestants,
+std::vector<PerplexityResult> perplexity(Model& model, ThreadPool& pool,
+                                         const SessionOptions& options, Protocol protocol,
+                                         std::span<const Recipe> contestants,
                                          std::span<const std::vector<int32_t>> windows,
                                          const PerplexityHooks& hooks) {
   check(protocol, contestants);
-  return Measuring(model, pool, contestants, hooks).all(protocol, windows);
+  return Measuring(model, pool, options, contestants, hooks).all(protocol, windows);
 }
 
 std::vector<std::vector<int32_t>> corpus_windows(std::span<const std::vector<int32_t>> documents,

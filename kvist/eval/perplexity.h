@@ -9,11 +9,11 @@
 #include <string>
 #include <vector>
 
-#include "kvist/cache/coded_prefix.h"
 #include "kvist/eval/logit_stats.h"
 #include "kvist/eval/statistics.h"
-#include "kvist/methods/spec.h"
-#include "kvist/runtime/session.h"
+#include "kvist/runtime/read_share.h"
+#include "kvist/runtime/recipe.h"
+#include "kvist/runtime/shared_prefill.h"
 
 namespace kvist {
 
@@ -23,10 +23,14 @@ namespace kvist {
 // known; that half is scored but for its first token, which the plain prefill predicts.
 enum class Protocol { causal, prefix };
 
-struct Contestant {
-  Spec spec;
-  std::shared_ptr<const CodedModel> code;     // where the spec codes
-  std::shared_ptr<const RankedModel> ranked;  // where it ranks
+// What one window cost a method. Times are 0 where the protocol has none of the kind.
+struct WindowCost {
+  double ttft_ms = 0;       // prefill, what the method adds to it, and one token after it
+  double construct_ms = 0;  // what the method adds
+  double decode_ms = 0;     // a token of up to 31 that are fed one by one
+  ReadShare read;           // of the scored tokens
+  // As SharedPrefill and Session count them; 0 where the protocol cannot tell methods apart.
+  uint64_t construct_bytes = 0, answering_bytes = 0, peak_rss_bytes = 0;
 };
 
 struct PerplexityResult {
@@ -35,20 +39,22 @@ struct PerplexityResult {
   Bytes bytes;  // of the prefix at the end of the last window; of the suffix where causal
   uint64_t plain_bytes = 0;  // f16, the same tokens
   ReadCounts reads;          // over all windows
+  std::vector<WindowCost> costs;
 };
 
 struct PerplexityHooks {
   std::function<void(const Progress&)> on_progress;  // counts scored tokens of all contestants
   const std::atomic<bool>* stop = nullptr;           // interrupted when it becomes true
-  // Requests to repeat a document, for methods that read it twice.
-  std::function<std::vector<Repeat>(std::span<const int32_t> document, int chunk)> repeats;
+  SharedPrefill::Repeats repeats;                    // for methods that read a document twice
 };
 
-// One result a contestant. prefix: one prefill of a window serves all; the uncompressed logits of a
-// half window are held meanwhile, 4 * vocab * tokens / 2 bytes. Throws invalid_argument where a
-// spec does not go with the protocol.
-std::vector<PerplexityResult> perplexity(Model& model, ThreadPool& pool, Protocol protocol,
-                                         std::span<const Contestant> contestants,
+// The uncompressed cache first, then one result a contestant, none of which is uncompressed.
+// prefix: one prefill of a window serves all; the uncompressed logits of a half window are held
+// meanwhile, 4 * vocab * tokens / 2 bytes. Throws invalid_argument where a spec does not go with
+// the protocol.
+std::vector<PerplexityResult> perplexity(Model& model, ThreadPool& pool,
+                                         const SessionOptions& options, Protocol protocol,
+                                         std::span<const Recipe> contestants,
                                          std::span<const std::vector<int32_t>> windows,
                                          const PerplexityHooks& hooks = {});
 

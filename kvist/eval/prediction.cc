@@ -28,6 +28,11 @@ T list_of(Fields& fields, const char* key, const char* expected) {
   }
 }
 
+// 0 where the key is absent.
+uint64_t bytes_or_none(Fields& fields, const char* key) {
+  return fields.find(key) == nullptr ? 0 : list_of<uint64_t>(fields, key, "a number of bytes");
+}
+
 // Ends the file after its last line break; whether something was cut off.
 bool cut_unfinished_line(int file, const std::string& path) {
   const off_t size = ::lseek(file, 0, SEEK_END);
@@ -88,6 +93,10 @@ Json to_json(const Prediction& p) {
           {"allocated_bytes", p.allocated_bytes},
           {"reference_bytes", p.reference_bytes},
           {"read_share", p.read_share},
+          {"touched_share", p.touched_share},
+          {"construct_bytes", p.construct_bytes},
+          {"answering_bytes", p.answering_bytes},
+          {"peak_rss_bytes", p.peak_rss_bytes},
           {"context_hash", p.context_hash},
           {"question_hash", p.question_hash},
           {"answer_fingerprint", p.answer_fingerprint},
@@ -120,6 +129,10 @@ Prediction prediction_of(const Json& object, const std::string& place) {
   p.allocated_bytes = list_of<uint64_t>(fields, "allocated_bytes", "a number of bytes");
   p.reference_bytes = list_of<uint64_t>(fields, "reference_bytes", "a number of bytes");
   p.read_share = fields.number("read_share");
+  if (fields.find("touched_share") != nullptr) p.touched_share = fields.number("touched_share");
+  p.construct_bytes = bytes_or_none(fields, "construct_bytes");
+  p.answering_bytes = bytes_or_none(fields, "answering_bytes");
+  p.peak_rss_bytes = bytes_or_none(fields, "peak_rss_bytes");
   p.context_hash = fields.text("context_hash");
   p.question_hash = fields.text("question_hash");
   p.answer_fingerprint = fields.text("answer_fingerprint");

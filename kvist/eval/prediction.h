@@ -17,7 +17,7 @@ struct Prediction {
   std::string suite, task, id;
   std::optional<int> length;
   std::string method;          // canonical spec; "none", or "floor" for an empty context
-  std::string mode, boundary;  // "agnostic", "aware"; "compressed-question"
+  std::string mode, boundary;  // as mode_text(plan) and name(Boundary) give them
   uint64_t seed = 0;
 
   std::string text;  // as it came
@@ -28,6 +28,11 @@ struct Prediction {
   double n_kept = 0;                                                    // mean over them
   uint64_t stored_bytes = 0, allocated_bytes = 0, reference_bytes = 0;  // reference: f16
   double read_share = 0;  // bytes read by the answer's calls over those of f16
+  // Of the method's own condition; 0 where it is not known, as in files of kvist 0.1 and before.
+  double touched_share = 0;      // bytes of 64-byte lines and tables read, likewise
+  uint64_t construct_bytes = 0;  // buffers that compression took beside all that was there
+  uint64_t answering_bytes = 0;  // prefix, suffix and workspace while answering
+  uint64_t peak_rss_bytes = 0;   // of the process from compression to the end of the answer
   std::string context_hash, question_hash, answer_fingerprint;
   double prefill_ms = 0;    // of the context, without what methods do meanwhile
   double construct_ms = 0;  // prefill, scoring and compression

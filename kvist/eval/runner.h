@@ -20,6 +20,8 @@ inline constexpr const char* kFloor = "floor";
 struct RunPlan {
   std::vector<Spec> methods;  // each once; the uncompressed run is made in any case
   Mode mode = Mode::agnostic;
+  Boundary boundary = Boundary::compressed_question;
+  int pin_tail = 0;   // last tokens that selectors keep, as the subject was told: part of the name
   uint64_t seed = 0;  // that the rows were made with
 };
 
@@ -28,11 +30,23 @@ struct RunHooks {
   const std::atomic<bool>* stop = nullptr;
 };
 
+// Where the time of a run went, in seconds: uncompressed prefills, what methods added to them, and
+// answers.
+struct RunSeconds {
+  double prefills = 0, methods = 0, answers = 0;
+  int n_answers = 0;
+  // How much longer it took than prefills and answers alone.
+  double factor() const { return 1 + methods / (prefills + answers); }
+};
+
 // Appends what is not finished to `log`. Throws what the subject throws with the row's name before
 // it, and interrupted; what was appended stays.
-void run_rows(std::span<const EvalRow> rows, Subject& subject, const RunPlan& plan,
-              PredictionLog& log, const RunHooks& hooks);
+RunSeconds run_rows(std::span<const EvalRow> rows, Subject& subject, const RunPlan& plan,
+                    PredictionLog& log, const RunHooks& hooks);
 
 const char* name(Mode mode);
+const char* name(Boundary boundary);
+// The mode as predictions have it: "aware", or with a pinned tail "aware, tail of 64".
+std::string mode_text(const RunPlan& plan);
 
 }  // namespace kvist

@@ -236,6 +236,111 @@ TEST_F(Runs, BudgetsAreMet) {
   }
 }
 
+TEST_F(Runs, RandomPlacesDifferByPrompt) {
+  const auto rows = passkeys(10, 200);
+  const auto all = run(rows, plan({"random(ratio=0.75)"}));
+  // Rows 5 apart have their keys at the same places: the same slots would leave as many digits.
+  std::vector<size_t> digits;
+  for (const Prediction& p : all)
+    if (p.method == "random(ratio=0.75)") digits.push_back(p.text.size());
+  ASSERT_EQ(digits.size(), 10u);
+  EXPECT_FALSE(std::equal(digits.begin(), digits.begin() + 5, digits.begin() + 5));
+  EXPECT_EQ(untimed(run(rows, plan({"random(ratio=0.75)"}), "again.jsonl")), untimed(all));
+}
+
+TEST_F(Runs, APinnedTailStaysWithinTheBudget) {
+  const auto rows = passkeys(5);
+  RunPlan p = plan({"knorm(ratio=0.75)", "twinkv(ratio=0.75)", "random(ratio=0.75)",
+                    "h2o(ratio=0.75)", "adakv(ratio=0.75,scorer=keydiff)"});
+  const auto loose = run(rows, p, "loose.jsonl");
+  subject_ = copy_model(pool_, {.pin_tail = 60});
+  p.pin_tail = 60;
+  const auto pinned = run(rows, p, "loose.jsonl");
+  ASSERT_EQ(pinned.size(), 2 * loose.size()) << "a mode of its own in one folder";
+  for (size_t i = 0; i < loose.size(); ++i) {
+    const Prediction& one = pinned[loose.size() + i];
+    EXPECT_EQ(one.mode, "agnostic, tail of 60");
+    EXPECT_EQ(one.n_kept, loose[i].n_kept) << one.method;
+    EXPECT_EQ(one.stored_bytes, loose[i].stored_bytes) << one.method;
+  }
+  // The last sentences hold the key at depth 0.9.
+  for (const char* method : {"knorm(ratio=0.75)", "random(ratio=0.75)", "h2o(ratio=0.75)"})
+    EXPECT_GE(right({pinned.begin() + static_cast<std::ptrdiff_t>(loose.size()), pinned.end()},
+                    rows, method),
+              1)
+        << method;
+}
+
+TEST_F(Runs, DensePrefillCompressesTheWholePrompt) {
+  const auto rows = passkeys(5);
+  RunPlan p = plan({"streamingllm(ratio=0.5)"});
+  const auto question_apart = run(rows, p);
+  p.boundary = Boundary::dense_prefill;
+  const auto all = run(rows, p);
+  ASSERT_EQ(all.size(), 2 * question_apart.size()) << "a boundary of its own in one folder";
+  for (size_t i = question_apart.size(); i < all.size(); ++i) {
+    const Prediction &one = all[i], &apart = question_apart[i - question_apart.size()];
+    EXPECT_EQ(one.boundary, "dense-prefill");
+    EXPECT_EQ(one.n_context, apart.n_prompt);
+    EXPECT_EQ(one.n_prompt, apart.n_prompt);
+    if (one.method == kUncompressed) {
+      EXPECT_EQ(one.token_ids, apart.token_ids);
+    }
+  }
+}
+
+// Keeps one entry more than the budget allows, or changes its cache while it is asked.
+class Faulty final : public Subject {
+ public:
+  explicit Faulty(std::unique_ptr<Subject> inner) : inner_(std::move(inner)) {}
+  bool keeps_too_much = false, changes = false;
+
+  std::string model_hash() const override { return inner_->model_hash(); }
+  int count_tokens(std::string_view text) const override { return inner_->count_tokens(text); }
+  PromptIds prompt(const EvalRow& row, Mode mode) const override {
+    return inner_->prompt(row, mode);
+  }
+  uint64_t reference_bytes(int n) const override { return inner_->reference_bytes(n); }
+  double read(std::span<const int32_t> context, std::span<const Spec> specs,
+              const std::atomic<bool>* stop) override {
+    return inner_->read(context, specs, stop);
+  }
+  Placed place(size_t i) override {
+    Placed placed = inner_->place(i);
+    placed.kept[1][0] += keeps_too_much && i == 1;
+    return placed;
+  }
+  Reply ask(std::span<const int32_t> question, int limit, const std::atomic<bool>* stop) override {
+    asked_ += changes;
+    return inner_->ask(question, limit, stop);
+  }
+  void restore() override { inner_->restore(); }
+  uint64_t digest() const override { return static_cast<uint64_t>(asked_); }
+
+ private:
+  std::unique_ptr<Subject> inner_;
+  int asked_ = 0;
+};
+
+TEST_F(Runs, WitnessBudgetAndCache) {
+  const auto rows = passkeys(2);
+  const auto complaint = [&](bool keeps_too_much, bool changes) {
+    Faulty faulty(copy_model(pool_));
+    faulty.keeps_too_much = keeps_too_much;
+    faulty.changes = changes;
+    PredictionLog log(path("faulty.jsonl"));
+    try {
+      run_rows(rows, faulty, plan({"snapkv(ratio=0.5)"}), log, {});
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  EXPECT_NE(complaint(true, false).find("but its budget is"), std::string::npos);
+  EXPECT_NE(complaint(false, true).find("changed while"), std::string::npos);
+  EXPECT_EQ(complaint(false, false), "");
+}
+
 TEST_F(Runs, NameTheRowThatFailed) {
   const auto rows = passkeys(1);
   try {

@@ -12,12 +12,6 @@
 namespace kvist {
 namespace {
 
-double mean(std::span<const double> x) {
-  double sum = 0;
-  for (double value : x) sum += value;
-  return sum / static_cast<double>(x.size());
-}
-
 Interval resample(double original, int units, int replicates, uint64_t seed,
                   const std::function<double(ResampleIndexes&)>& draw) {
   KVIST_ASSERT(replicates > 0);
@@ -35,6 +29,14 @@ Interval resample(double original, int units, int replicates, uint64_t seed,
 
 }  // namespace
 
+Spread spread_of(std::vector<double> values) {
+  std::erase(values, 0.0);
+  if (values.empty()) return {};
+  const auto [least, most] = std::minmax_element(values.begin(), values.end());
+  const double low = *least, high = *most;
+  return {percentile(std::move(values), 0.5), low, high};
+}
+
 double sign_test(int wins, int losses) {
   const int n = wins + losses, k = std::min(wins, losses);
   if (n == 0) return 1;
@@ -49,22 +51,39 @@ double sign_test(int wins, int losses) {
 
 Interval paired_bootstrap(std::span<const std::vector<double>> cells, int replicates,
                           uint64_t seed) {
+  std::vector<Strata> all;
+  for (const auto& cell : cells) all.push_back({cell});
+  return stratified_bootstrap(all, replicates, seed);
+}
+
+Interval stratified_bootstrap(std::span<const Strata> cells, int replicates, uint64_t seed) {
   KVIST_ASSERT(!cells.empty());
+  const auto n_cells = static_cast<double>(cells.size());
   double original = 0;
+  std::vector<double> sizes;
   int units = 0;
-  for (const auto& cell : cells) {
-    KVIST_ASSERT(!cell.empty());
-    original += mean(cell) / static_cast<double>(cells.size());
-    units += static_cast<int>(cell.size());
+  for (const Strata& cell : cells) {
+    double sum = 0;
+    size_t n = 0;
+    for (const auto& stratum : cell) {
+      KVIST_ASSERT(!stratum.empty());
+      for (double value : stratum) sum += value;
+      n += stratum.size();
+    }
+    KVIST_ASSERT(n > 0);
+    sizes.push_back(static_cast<double>(n));
+    original += sum / sizes.back() / n_cells;
+    units += static_cast<int>(n);
   }
   return resample(original, units, replicates, seed, [&](ResampleIndexes& indexes) {
     double sum = 0;
-    for (const auto& cell : cells) {
+    for (size_t c = 0; c < cells.size(); ++c) {
       double one = 0;
-      for (size_t i = 0; i < cell.size(); ++i) one += cell[indexes.below(cell.size())];
-      sum += one / static_cast<double>(cell.size());
+      for (const auto& stratum : cells[c])
+        for (size_t i = 0; i < stratum.size(); ++i) one += stratum[indexes.below(stratum.size())];
+      sum += one / sizes[c];
     }
-    return sum / static_cast<double>(cells.size());
+    return sum / n_cells;
   });
 }
 

@@ -11,6 +11,12 @@
 
 namespace kvist {
 
+// Of times that were measured; a 0 is none.
+struct Spread {
+  double median = 0, least = 0, most = 0;
+};
+Spread spread_of(std::vector<double> values);
+
 // Two-sided, ties dropped beforehand: min(1, 2 sum_{i <= min(w, l)} C(n, i) / 2^n); 1 where n is 0.
 double sign_test(int wins, int losses);
 
@@ -49,6 +55,11 @@ struct Interval {
 // replicate. No cell is empty.
 Interval paired_bootstrap(std::span<const std::vector<double>> cells, int replicates,
                           uint64_t seed);
+
+// The same for cells whose units come from strata, each resampled at its own size in its order; all
+// units of a cell weigh alike. No stratum is empty.
+using Strata = std::vector<std::vector<double>>;
+Interval stratified_bootstrap(std::span<const Strata> cells, int replicates, uint64_t seed);
 
 // A ratio of sums, as of perplexities: exp(sum of nll_a - nll_b / sum of targets) - 1, with units
 // of (nll_a, nll_b, targets).

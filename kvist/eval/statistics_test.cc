@@ -78,6 +78,29 @@ TEST(Bootstrap, TwoCells) {
   EXPECT_EQ(i.not_above_zero, 72);
 }
 
+TEST(Bootstrap, StrataKeepTheirSizes) {
+  // One stratum always gives 1 and the other -1: three units of four.
+  const std::vector<Strata> cells{{{1, 1, 1}, {-1}}};
+  const Interval i = stratified_bootstrap(cells, 500, 1);
+  EXPECT_EQ(i.mean, 0.5);
+  EXPECT_EQ(i.low, 0.5);
+  EXPECT_EQ(i.high, 0.5);
+  EXPECT_EQ(i.units, 4);
+  const std::vector<std::vector<double>> loose{{1, 1, 1, -1}};
+  EXPECT_LT(paired_bootstrap(loose, 500, 1).low, 0.5);
+  // A single stratum is the plain bootstrap.
+  const std::vector<Strata> plain{{loose[0]}};
+  EXPECT_EQ(stratified_bootstrap(plain, 500, 1).low, paired_bootstrap(loose, 500, 1).low);
+}
+
+TEST(Spread, LeavesOutWhatWasNotMeasured) {
+  const Spread s = spread_of({3, 0, 1, 2, 0});
+  EXPECT_EQ(s.median, 2);
+  EXPECT_EQ(s.least, 1);
+  EXPECT_EQ(s.most, 3);
+  EXPECT_EQ(spread_of({0, 0}).median, 0);
+}
+
 TEST(Bootstrap, WeighsPerplexityByTokens) {
   // NLL 6 over 3 targets and 1 over 1 against 0: exp(7/4), not the mean of exp(2) and exp(1).
   const std::vector<NllUnit> units{{6, 0, 3}, {1, 0, 1}};

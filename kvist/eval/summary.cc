@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <tuple>
 
 #include "kvist/core/error.h"
@@ -15,6 +16,7 @@ namespace kvist {
 namespace {
 
 constexpr size_t kMostListed = 5;
+constexpr size_t kLeastStratum = 4;
 
 using CellKey = std::tuple<std::string, std::string, std::optional<int>>;
 // Of one method, by the row's name.
@@ -31,7 +33,7 @@ class Complaints {
   }
   void raise() const {
     if (count_ == 0) return;
-    std::string text = str(count_, " rows do not pair");
+    std::string text = str(count_, " rows do not pair with those of another method");
     for (const std::string& one : listed_) text += str("\n  ", one);
     if (count_ > listed_.size()) text += str("\n  and ", count_ - listed_.size(), " more");
     throw Error(ErrorKind::corrupt, text);
@@ -50,6 +52,7 @@ class Summarizer {
     order_ = {kUncompressed, kFloor};
     for (const std::string& method : options.methods)
       if (method != kUncompressed) order_.push_back(method);
+    same_.insert(options.same.begin(), options.same.end());
     collect(predictions);
     check();
     for (const EvalRow& row : rows) {
@@ -80,7 +83,7 @@ class Summarizer {
     std::map<std::string, bool> wanted;
     for (const EvalRow& row : rows_) wanted[row.name()] = true;
     for (const Prediction& p : predictions) {
-      if (p.mode != options_.mode) continue;
+      if (p.mode != options_.mode || p.boundary != options_.boundary) continue;
       const std::string row =
           str(p.suite, "/", p.task, "/", p.length ? str(*p.length) : "-", "/", p.id);
       if (!wanted.contains(row)) continue;
@@ -108,6 +111,9 @@ class Summarizer {
           complaints.add(row.name(), str("asked otherwise of ", method, ": another fingerprint"));
         if (method == kFloor) continue;  // has no context
         if (first == nullptr) first = &p;
+        if (same_.contains(method) && p.token_ids != first->token_ids)
+          complaints.add(row.name(), str(method, " removes nothing and answers otherwise than ",
+                                         first->method));
         if (p.context_hash != first->context_hash || p.question_hash != first->question_hash)
           complaints.add(row.name(),
                          str("other token ids for ", method, " than for ", first->method));
@@ -120,33 +126,41 @@ class Summarizer {
     return find_metric(row.metrics().front()).score(p.text, row);
   }
 
-  // Differences of two methods, one a context.
-  std::vector<double> differences(const std::vector<const EvalRow*>& rows, const std::string& a,
-                                  const std::string& b) {
-    std::map<std::string, size_t> at;
-    std::vector<std::pair<double, int>> units;
+  // Differences of two methods, one a context, by what meta.stratum says: rows that were balanced
+  // over something are resampled within it, unless so few are alike that hardly anything could
+  // vary.
+  Strata differences(const std::vector<const EvalRow*>& rows, const std::string& a,
+                     const std::string& b) {
+    struct Unit {
+      size_t stratum;
+      double sum = 0;
+      int n = 0;
+    };
+    std::map<std::string, size_t> at, stratum_at;
+    std::vector<Unit> units;
     for (const EvalRow* row : rows) {
       const auto [unit, fresh] = at.emplace(row->group, units.size());
-      if (fresh) units.emplace_back(0, 0);
-      auto& [sum, n] = units[unit->second];
-      sum += score(*row, *found_[a][row->name()]) - score(*row, *found_[b][row->name()]);
-      ++n;
+      if (fresh) {
+        const auto stratum = row->meta.find("stratum");
+        const std::string name = stratum == row->meta.end() ? "" : stratum->dump();
+        units.push_back({stratum_at.emplace(name, stratum_at.size()).first->second});
+      }
+      Unit& one = units[unit->second];
+      one.sum += score(*row, *found_[a][row->name()]) - score(*row, *found_[b][row->name()]);
+      ++one.n;
     }
-    std::vector<double> out;
-    for (const auto& [sum, n] : units) out.push_back(sum / n);
-    return out;
+    Strata out(stratum_at.size());
+    for (const Unit& one : units) out[one.stratum].push_back(one.sum / one.n);
+    const bool few = std::any_of(
+        out.begin(), out.end(), [](const auto& stratum) { return stratum.size() < kLeastStratum; });
+    if (!few) return out;
+    Strata pooled(1);
+    for (const Unit& one : units) pooled[0].push_back(one.sum / one.n);
+    return pooled;
   }
 
-  Interval interval(const std::vector<std::vector<double>>& cells) const {
-    return paired_bootstrap(cells, options_.replicates, options_.seed);
-  }
-
-  static Spread spread(std::vector<double> values) {
-    std::erase(values, 0.0);
-    if (values.empty()) return {};
-    const auto [least, most] = std::minmax_element(values.begin(), values.end());
-    const double low = *least, high = *most;
-    return {percentile(std::move(values), 0.5), low, high};
+  Interval interval(const std::vector<Strata>& cells) const {
+    return stratified_bootstrap(cells, options_.replicates, options_.seed);
   }
 
   MethodSummary of(const std::vector<const EvalRow*>& rows, const std::string& method) {
@@ -169,31 +183,38 @@ class Summarizer {
             static_cast<double>(p.stored_bytes) / static_cast<double>(p.reference_bytes) / n;
       }
       m.read_share += p.read_share / n;
+      m.touched_share += p.touched_share / n;
+      m.construct_bytes = std::max(m.construct_bytes, p.construct_bytes);
+      m.answering_bytes = std::max(m.answering_bytes, p.answering_bytes);
+      m.peak_rss_bytes = std::max(m.peak_rss_bytes, p.peak_rss_bytes);
       m.stored_bytes += static_cast<double>(p.stored_bytes) / n;
       m.allocated_bytes += static_cast<double>(p.allocated_bytes) / n;
       ttft.push_back(p.ttft_ms());
       decode.push_back(p.decode_ms);
       construct.push_back(p.construct_ms - p.prefill_ms);
+      m.one_token += (p.token_ids.size() <= 1) / n;
       m.same_words += (p.token_ids == base.token_ids) / n;
       const auto end = std::mismatch(p.token_ids.begin(), p.token_ids.end(), base.token_ids.begin(),
                                      base.token_ids.end());
       equal.push_back(static_cast<double>(end.first - p.token_ids.begin()));
     }
     m.other.assign(other.begin(), other.end());
-    m.ttft_ms = spread(ttft);
-    m.decode_ms = spread(decode);
-    m.construct_ms = spread(construct);
+    m.ttft_ms = spread_of(ttft);
+    m.decode_ms = spread_of(decode);
+    m.construct_ms = spread_of(construct);
     m.first_difference = percentile(equal, 0.5);
     return m;
   }
 
-  void compare(MethodSummary* m, const std::vector<std::vector<double>>& cells) const {
+  void compare(MethodSummary* m, const std::vector<Strata>& cells) const {
     m->change = interval(cells);
-    for (const auto& cell : cells) {
-      for (double d : cell) {
-        m->wins += d > 0;
-        m->losses += d < 0;
-        m->ties += d == 0;
+    for (const Strata& cell : cells) {
+      for (const auto& stratum : cell) {
+        for (double d : stratum) {
+          m->wins += d > 0;
+          m->losses += d < 0;
+          m->ties += d == 0;
+        }
       }
     }
     m->sign_p = sign_test(m->wins, m->losses);
@@ -237,7 +258,7 @@ class Summarizer {
     for (const std::string& method : order_) {
       MethodSummary m = of(rows, method);
       m.score = 0;  // cells count alike, whatever their number of rows
-      std::vector<std::vector<double>> cells;
+      std::vector<Strata> cells;
       for (const CellKey& key : measurable) {
         m.score += of(cells_[key], method).score / static_cast<double>(measurable.size());
         cells.push_back(differences(cells_[key], method, kUncompressed));
@@ -251,6 +272,7 @@ class Summarizer {
   std::span<const EvalRow> rows_;
   const SummaryOptions& options_;
   std::vector<std::string> order_;      // methods
+  std::set<std::string> same_;          // methods that remove nothing
   std::map<std::string, ByRow> found_;  // by method
   std::map<CellKey, std::vector<const EvalRow*>> cells_;
   std::vector<CellKey> cell_order_;

@@ -21,22 +21,21 @@ struct Scored {
   std::vector<double> other;  // by its further metrics
 };
 
-struct Spread {
-  double median = 0, least = 0, most = 0;
-};
-
 // A method in one cell, or over all measurable cells.
 struct MethodSummary {
   std::string method;
   int rows = 0;
   double score = 0;  // mean of rows, 0 to 1; over cells the mean of the cells
   std::vector<std::pair<std::string, double>> other;  // further metrics by name
-  double n_kept = 0, retained = 0,
-         read_share = 0;                         // means; retained: stored bytes over those of f16
+  // Means; retained: stored bytes over those of f16, touched: of lines and tables.
+  double n_kept = 0, retained = 0, read_share = 0, touched_share = 0;
   double stored_bytes = 0, allocated_bytes = 0;  // means
+  // The most of any row; 0 where it is not known.
+  uint64_t construct_bytes = 0, answering_bytes = 0, peak_rss_bytes = 0;
   Spread ttft_ms, decode_ms, construct_ms;
   double same_words = 0;        // share of answers equal to the uncompressed ones, token by token
   double first_difference = 0;  // median number of equal tokens before the first other one
+  double one_token = 0;         // share of answers of at most one token
   // Against the uncompressed run on the same rows; absent for itself.
   std::optional<Interval> change;
   int wins = 0, losses = 0, ties = 0;
@@ -63,7 +62,9 @@ struct Summary {
 
 struct SummaryOptions {
   std::vector<std::string> methods;  // of predictions, beside uncompressed and floor
-  std::string mode = "agnostic";
+  std::vector<std::string> same =
+      {};  // those of them that remove nothing: they answer word for word
+  std::string mode = "agnostic", boundary = "compressed-question";
   int replicates = 2000;
   uint64_t seed = 1;  // of the bootstrap
 };

@@ -32,6 +32,7 @@ Prediction said(const EvalRow& r, const std::string& method, bool right) {
   p.length = r.length;
   p.method = method;
   p.mode = "agnostic";
+  p.boundary = "compressed-question";
   p.text = right ? "yes" : "no";
   p.token_ids = {1, right ? 2 : 3};
   p.answer_fingerprint = fingerprint(r);
@@ -124,6 +125,49 @@ TEST(Summary, QuestionsOfOneContextAreOneUnit) {
   EXPECT_EQ(s.cells[0].methods[2].losses, 1);
 }
 
+TEST(Summary, StrataAreResampledApart) {
+  Outcomes run;
+  run.add("t", 4);
+  EXPECT_LT(run.summary().cells[0].methods[2].change->low, -0.5);
+  for (size_t i = 0; i < run.rows.size(); ++i) run.rows[i].meta["stratum"] = i < 4 ? 0.1 : 0.9;
+  const Interval change = *run.summary().cells[0].methods[2].change;
+  EXPECT_EQ(change.mean, -0.5);
+  EXPECT_EQ(change.low, -0.5) << "all of one depth are right, all of the other wrong";
+  EXPECT_EQ(change.high, -0.5);
+  EXPECT_EQ(change.units, 8);
+  run.rows[0].meta["stratum"] = 0.5;  // one alone, and three
+  EXPECT_LT(run.summary().cells[0].methods[2].change->low, -0.5) << "too few to be apart";
+}
+
+TEST(Summary, AMethodThatRemovesNothingAnswersWordForWord) {
+  Outcomes run;
+  run.add("t", 8);
+  const SummaryOptions options{.methods = {"m"}, .same = {"m"}};
+  EXPECT_EQ(summarize(run.rows, run.predictions, options).cells[0].methods[2].score, 1);
+  run.predictions[5].token_ids.push_back(9);
+  try {
+    summarize(run.rows, run.predictions, options);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("s/t/100/1"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("removes nothing"), std::string::npos);
+  }
+}
+
+TEST(Summary, CostsAreOfTheMethodsOwnCondition) {
+  Outcomes run;
+  run.add("t", 8);
+  for (Prediction& p : run.predictions) {
+    p.answering_bytes = p.method == "none" ? 300 : 100;
+    p.touched_share = p.method == "none" ? 1 : 0.5;
+  }
+  run.predictions[2].answering_bytes = 150;  // of m
+  const auto methods = run.summary().cells[0].methods;
+  EXPECT_EQ(methods[0].answering_bytes, 300u);
+  EXPECT_EQ(methods[2].answering_bytes, 150u) << "the most of any row";
+  EXPECT_EQ(methods[2].touched_share, 0.5);
+}
+
 TEST(Summary, CellsCountAlike) {
   Outcomes run;
   run.add("a", 8);
@@ -149,6 +193,9 @@ TEST(Summary, ListsRowsThatDoNotPair) {
   Outcomes ids = run;
   ids.predictions[2].context_hash = "else";
   expect_refusal(ids, {"s/t/100/0", "token ids"});
+  Outcomes elsewhere = run;
+  elsewhere.predictions[2].boundary = "dense-prefill";
+  expect_refusal(elsewhere, {"s/t/100/0", "no prediction by m"});
   Outcomes twice = run;
   twice.predictions.push_back(run.predictions[0]);
   expect_refusal(twice, {"predicted twice"});

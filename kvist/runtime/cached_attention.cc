@@ -70,9 +70,9 @@ void CachedAttention::begin_step(const PrefixCache* prefix, std::span<const Sequ
     }
     const int n_rows = static_cast<int>(positions.size());
     if (prefix != nullptr) {
-      prefix->reserve(workspace_, n_rows, longest, n_workers_);
+      prefix->reserve(*workspace_, n_rows, longest, n_workers_);
     } else {
-      workspace_.reserve(shape_, n_rows, longest, n_workers_);
+      workspace_->reserve(shape_, n_rows, longest, n_workers_);
     }
   } catch (...) {
     abandon_step();
@@ -146,9 +146,9 @@ void CachedAttention::attend(int layer, const float* q, float* out, Worker worke
   call.precision = precision_;
   call.trace = trace_;
   if (prefix_ != nullptr) {
-    prefix_->attend(call, workspace_, worker);
+    prefix_->attend(call, *workspace_, worker);
   } else {
-    attend_runs(no_prefix_, shape_, call, workspace_, worker);
+    attend_runs(no_prefix_, shape_, call, *workspace_, worker);
   }
 }
 

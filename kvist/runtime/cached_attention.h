@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -64,6 +65,10 @@ class CachedAttention final : public Attention {
   // After a step that failed: takes its rows out of the stores again.
   void abandon_step();
 
+  uint64_t workspace_bytes() const { return workspace_->allocated_bytes(); }
+  // Between steps: gives the workspace back; the next step makes one as large as it needs.
+  void forget_workspace() { workspace_ = std::make_unique<AttendWorkspace>(); }
+
   void append(int layer, const float* k, const float* v, Worker worker) noexcept override;
   void attend(int layer, const float* q, float* out, Worker worker) noexcept override;
 
@@ -85,7 +90,7 @@ class CachedAttention final : public Attention {
   std::vector<SuffixRows> suffixes_;       // [layers][sequences]
   std::vector<kernels::KvRun> no_prefix_;  // [kv_heads], all empty
   std::vector<int64_t> not_finite_;        // [layers] in the stores before the step
-  AttendWorkspace workspace_;
+  std::unique_ptr<AttendWorkspace> workspace_ = std::make_unique<AttendWorkspace>();
 };
 
 }  // namespace kvist

@@ -34,12 +34,7 @@ Rope rope_of(const RopeInfo& info) { return {info.frequencies, info.magnitude, i
 }  // namespace
 
 Watch::Watch(std::span<Observer* const> all) : observers(all.begin(), all.end()) {
-  for (const Observer* observer : all) {
-    const Needs one = observer->needs();
-    needs.window_queries = std::max(needs.window_queries, one.window_queries);
-    needs.every_query |= one.every_query;
-    needs.pre_rope |= one.pre_rope;
-  }
+  for (const Observer* observer : all) needs.also(observer->needs());
 }
 
 struct Session::Impl {
@@ -69,6 +64,7 @@ struct Session::Impl {
   void make_room(Sequence& sequence, int n_new);
   void append(Sequence& sequence, std::span<const int32_t> tokens, std::span<const uint8_t> want,
               std::vector<float>* logits);
+  Bytes suffix_bytes() const;
   void forget_window() {  // unless it is of a prefix that may come back
     if (!aside) window = {};
   }
@@ -80,7 +76,9 @@ struct Session::Impl {
     sequences.clear();
     n_prompt = 0;
     window = {};
+    document_digest = 0;
     trace = {};
+    most_beside = 0;
   }
   void run(const PrefixCache* over, std::span<const SequenceRows> rows,
            std::span<const int32_t> tokens, std::span<const int32_t> positions,
@@ -108,8 +106,10 @@ struct Session::Impl {
   std::unique_ptr<RankedPrefix> ranked;
   std::unique_ptr<PlainPrefix> aside;  // what restore() puts back
   ReadTrace trace;
+  uint64_t most_beside = 0;  // bytes of suffixes and workspace, at their largest
   QueryWindow window;
   int n_prompt = 0;
+  uint64_t document_digest = 0;  // digest of the tokens prefilled
   int next_sequence = 1;
   std::map<int, Sequence> sequences;
 };
@@ -196,6 +196,16 @@ void Session::Impl::run(const PrefixCache* over, std::span<const SequenceRows> r
     attention.abandon_step();
     throw;
   }
+  if (over != nullptr)
+    most_beside = std::max(most_beside, suffix_bytes().allocated + attention.workspace_bytes());
+}
+
+Bytes Session::Impl::suffix_bytes() const {
+  Bytes total;
+  for (const auto& [id, open] : sequences) {
+    for (const SuffixLayer& layer : open.stores) total += layer.bytes();
+  }
+  return total;
 }
 
 LayerInput Session::Impl::layer_input(int layer, int n_tokens, const HeadRows& keys,
@@ -212,6 +222,8 @@ LayerInput Session::Impl::layer_input(int layer, int n_tokens, const HeadRows& k
   input.values = &values;
   input.rope = &rope;
   input.logit_scale = info.logit_scale;
+  input.pinned = std::min(options.pin_tail, n_tokens);
+  input.document = document_digest;
   input.output_projection = [this, layer] { return model.output_projection(layer); };
   input.pool = &pool;
   return input;
@@ -317,6 +329,9 @@ std::vector<float> Session::prefill(std::span<const int32_t> tokens, const Watch
     if (on_progress) on_progress({begin + count, n, seconds_since(start)});
   }
   s.hold(std::move(document), n);
+  Digest digest;
+  digest.add(tokens);
+  s.document_digest = digest.value();
   return logits;
 }
 
@@ -496,7 +511,10 @@ ReadTrace& Session::read_trace() { return impl_->trace; }
 void Session::set_aside() {
   Impl& s = *impl_;
   s.require_plain();
-  if (!s.aside) s.aside = std::exchange(s.plain, std::make_unique<PlainPrefix>(*s.plain));
+  if (s.aside) return;
+  s.aside = std::exchange(s.plain, std::make_unique<PlainPrefix>(*s.plain));
+  s.attention.forget_workspace();
+  s.most_beside = 0;
 }
 
 void Session::restore() {
@@ -512,7 +530,13 @@ void Session::restore() {
   s.trace = {};
 }
 
+const ModelInfo& Session::model() const { return impl_->model.info(); }
 const PrefixCache& Session::prefix() const { return impl_->require_prefix(); }
+uint64_t Session::prefix_digest() const {
+  Digest digest;
+  impl_->require_prefix().add_to(digest);
+  return digest.value();
+}
 int Session::n_prompt() const { return impl_->n_prompt; }
 
 int Session::open() {
@@ -619,12 +643,11 @@ void Session::decode(std::span<const int32_t> sequences, std::span<const int32_t
   for (int id : sequences) ++s.sequence(id).n_tokens;
 }
 
-Bytes Session::suffix_bytes() const {
-  Bytes total;
-  for (const auto& [id, sequence] : impl_->sequences) {
-    for (const SuffixLayer& layer : sequence.stores) total += layer.bytes();
-  }
-  return total;
+Bytes Session::suffix_bytes() const { return impl_->suffix_bytes(); }
+
+uint64_t Session::answering_bytes() const {
+  const PrefixCache& prefix = impl_->require_prefix();
+  return prefix.bytes().allocated + prefix.expanded_bytes() + impl_->most_beside;
 }
 
 }  // namespace kvist

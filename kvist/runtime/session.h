@@ -24,7 +24,8 @@ namespace kvist {
 struct SessionOptions {
   Scalar cache_type = Scalar::f16;
   kernels::Precision precision = kernels::Precision::fast;
-  int chunk = 512;  // prompt tokens a step
+  int chunk = 512;   // prompt tokens a step
+  int pin_tail = 0;  // last tokens of a prompt that every selector keeps, within its budget
 };
 
 // What a prefill records, and which methods watch it.
@@ -105,13 +106,15 @@ class Session {
   // sequence and extend that.
   void start_empty();
   // For several methods over one prefill: keeps the prefix as it is now, which is not coded, aside.
-  // What follows works on a copy that shares its layers, and restore() puts it back in place. Does
-  // nothing where one is aside already.
+  // What follows works on a copy that shares its layers, with a workspace of its own, and restore()
+  // puts it back in place. Does nothing where one is aside already.
   void set_aside();
   void restore();
 
+  const ModelInfo& model() const;
   const PrefixCache& prefix() const;
-  int n_prompt() const;  // tokens prefilled
+  uint64_t prefix_digest() const;  // of all that the prefix stores
+  int n_prompt() const;            // tokens prefilled
 
   // What coded layers have read since encode(), or since it was set to {}.
   ReadTrace& read_trace();
@@ -132,7 +135,11 @@ class Session {
   // One step of several sequences together: tokens[i] goes to sequences[i]; logits [n][vocab].
   void decode(std::span<const int32_t> sequences, std::span<const int32_t> tokens,
               std::vector<float>* logits);
-  Bytes suffix_bytes() const;    // of all open sequences
+  Bytes suffix_bytes() const;  // of all open sequences
+  // What answering takes, as our allocators count it: the prefix, keys it keeps expanded, and, at
+  // their largest since prefill() or set_aside(), suffixes and workspace. Weights and what is aside
+  // do not count.
+  uint64_t answering_bytes() const;
   int room(int sequence) const;  // tokens that still fit in the context
 
  private:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // What an observer's time is made of.
-#include "kvist/cli/observing.h"
+#include "kvist/runtime/timed_observer.h"
 
 #include <gtest/gtest.h>
 

@@ -1,31 +1,15 @@
 // SPDX-License-Identifier: MIT
-// Timing, and the words that ask for a repetition.
-#include "kvist/cli/observing.h"
+// A request for each chunk.
+#include "kvist/cli/repeat.h"
 
 #include <algorithm>
-#include <chrono>
 
 namespace kvist {
 namespace {
 
-using Clock = std::chrono::steady_clock;
 constexpr size_t kLead = 8;  // tokens of the chunk before, which say where to begin
 
-template <typename Fn>
-double ms_of(const Fn& fn) {
-  const auto begin = Clock::now();
-  fn();
-  return std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
-}
-
 }  // namespace
-
-void TimedObserver::observe(const LayerInput& layer) {
-  ms_ += ms_of([&] { inner_.observe(layer); });
-}
-void TimedObserver::observe_repetition(const LayerInput& layer, const Repetition& repetition) {
-  ms_ += ms_of([&] { inner_.observe_repetition(layer, repetition); });
-}
 
 std::vector<Repeat> repeat_requests(const Tokenizer& tokenizer, const Prompt& prompt,
                                     std::span<const int32_t> ids, int chunk) {
