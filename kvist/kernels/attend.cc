@@ -178,6 +178,8 @@ size_t f32_scratch_bytes(int head_dim) {
 }
 }  // namespace
 
+bool internal::amx_allowed() noexcept { return cpu_has_amx() && avx512_allowed(); }
+
 void reset(SoftmaxState state, int rows, int head_dim) noexcept {
   std::fill_n(state.m, rows, kUnseen);
   std::fill_n(state.l, rows, 0.0f);

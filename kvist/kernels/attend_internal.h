@@ -28,6 +28,8 @@ void attend_bf16(const KvRun& run, int begin, int end, const float* q, int rows,
 
 // The same with AMX tiles. The first question asks the kernel to let this process use them.
 bool cpu_has_amx() noexcept;
+// Has them, and no target without AVX-512 is pinned: asked again for each call, as tests pin some.
+bool amx_allowed() noexcept;
 size_t amx_scratch_bytes(int rows, int head_dim) noexcept;
 void attend_amx(const KvRun& run, int begin, int end, const float* q, int rows,
                 const int32_t* visible, SoftmaxState state, std::byte* scratch) noexcept;

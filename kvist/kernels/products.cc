@@ -6,7 +6,6 @@
 
 #include "kvist/kernels/attend_internal.h"
 #include "kvist/kernels/products_tiles.h"
-#include "kvist/kernels/targets.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kvist/kernels/products.cc"
@@ -36,11 +35,9 @@ namespace {
 HWY_EXPORT(Products);
 }  // namespace
 
-bool has_product_tiles() noexcept { return internal::cpu_has_amx() && avx512_allowed(); }
-
 PackedRows::PackedRows(const float* rows, int n, int width, int64_t stride, Products products)
     : n_(n), width_(width) {
-  if (products == Products::fast && has_product_tiles()) {
+  if (products == Products::fast && internal::amx_allowed()) {
     tiles_ = Buffer<std::byte>(right_tiles_bytes(n, width));
     make_right_tiles(rows, n, width, stride, tiles_.data());
     return;

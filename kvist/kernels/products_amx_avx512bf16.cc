@@ -6,7 +6,7 @@
 #include "kvist/kernels/products_tiles.h"
 
 #if defined(__AVX512BF16__) && defined(__linux__)
-#include "kvist/kernels/attend_pairs-inl.h"
+#include "kvist/kernels/bf16_parts-inl.h"
 
 #pragma GCC target("amx-tile,amx-bf16")
 
@@ -22,10 +22,6 @@ constexpr size_t kStepBytes = 4 * kTileBytes;  // of 32 rows: two tiles of high 
 int steps(int width) { return (width + kDepth - 1) / kDepth; }
 size_t square_bytes(int width) { return static_cast<size_t>(steps(width)) * kStepBytes; }
 
-__m512 widened(__m256i bf16s) {
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bf16s), 16));
-}
-
 // 32 floats, those past n zero, as the nearest bf16 and the bf16 nearest to what is left.
 void split(const float* x, int n, __m512i* high, __m512i* low) {
   __m256i h[2], l[2];
@@ -33,8 +29,7 @@ void split(const float* x, int n, __m512i* high, __m512i* low) {
     const int some = n - half * kTile;
     const __mmask16 mask = some >= kTile ? 0xFFFF : some <= 0 ? 0 : (1 << some) - 1;
     const __m512 v = _mm512_maskz_loadu_ps(mask, x + half * kTile);
-    h[half] = (__m256i)_mm512_cvtneps_pbh(v);
-    l[half] = (__m256i)_mm512_cvtneps_pbh(_mm512_sub_ps(v, widened(h[half])));
+    split(v, &h[half], &l[half]);
   }
   *high = _mm512_inserti64x4(_mm512_castsi256_si512(h[0]), h[1], 1);
   *low = _mm512_inserti64x4(_mm512_castsi256_si512(l[0]), l[1], 1);

@@ -7,9 +7,6 @@
 
 namespace kvist::kernels {
 
-// Whether this CPU has them and they are allowed: asked again for each call, as tests pin targets.
-bool has_product_tiles() noexcept;
-
 // The right side: n rows, filled with zeros to a multiple of 32 of them and of 32 coordinates.
 // Both outputs 64-byte aligned.
 size_t right_tiles_bytes(int n, int width) noexcept;

@@ -15,7 +15,6 @@
 #include "kvist/kernels/attend-inl.h"
 #include "kvist/kernels/attend_internal.h"
 #include "kvist/kernels/ranked_tiles.h"
-#include "kvist/kernels/targets.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace kvist::kernels {
@@ -426,7 +425,7 @@ HWY_EXPORT(exponentials_of);
 HWY_EXPORT(scaled_added);
 HWY_EXPORT(scaled);
 
-bool has_basis_tiles() noexcept { return internal::cpu_has_amx() && avx512_allowed(); }
+bool has_basis_tiles() noexcept { return internal::amx_allowed(); }
 
 void widen_f16(const f16* in, int64_t n, float by, float* out) noexcept {
   HWY_DYNAMIC_DISPATCH(widen_numbers)(in, n, by, out);

@@ -6,7 +6,7 @@
 #include "kvist/kernels/ranked_tiles.h"
 
 #if defined(__AVX512BF16__) && defined(__linux__)
-#include "kvist/kernels/attend_pairs-inl.h"
+#include "kvist/kernels/bf16_parts-inl.h"
 
 #pragma GCC target("amx-tile,amx-bf16")
 
@@ -16,16 +16,6 @@ namespace {
 constexpr int kTile = 16;                             // tokens of a tile, and its columns
 constexpr size_t kTileBytes = 1024, kPartBytes = 64;  // of a tile, of a row of one
 constexpr size_t kBlockTiles = 4;                     // of the tokens of a block
-
-__m512 widened(__m256i bf16s) {
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bf16s), 16));
-}
-
-// Sixteen floats as the nearest bf16 and the bf16 nearest to what is left.
-void split(__m512 x, __m256i* high, __m256i* low) {
-  *high = (__m256i)_mm512_cvtneps_pbh(x);
-  *low = (__m256i)_mm512_cvtneps_pbh(_mm512_sub_ps(x, widened(*high)));
-}
 
 // Tiles of rows of coefficients: of chunk k and part, 64 rows of 32 bf16.
 std::byte* left_tile(std::byte* scratch, int chunk, int part, size_t row_tile) {

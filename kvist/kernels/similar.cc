@@ -11,7 +11,6 @@
 #include "kvist/kernels/attend_internal.h"
 #include "kvist/kernels/similar_blocks.h"
 #include "kvist/kernels/similar_internal.h"
-#include "kvist/kernels/targets.h"
 
 namespace kvist::kernels {
 namespace {
@@ -87,7 +86,7 @@ bool similar(const float* a, const float* b, int head_dim) noexcept {
 
 void count_similar(const float* keys, int n, int head_dim, int ell, ThreadPool& pool,
                    int32_t* counts, CountStats* stats) {
-  if (!internal::cpu_has_amx() || !avx512_allowed()) {
+  if (!internal::amx_allowed()) {
     return internal::count_similar_fixed(keys, n, head_dim, ell, pool, counts, stats);
   }
   if (internal::has_pairs(n, ell, counts, stats)) {
