@@ -7,22 +7,12 @@
 #include "kvist/core/error.h"
 #include "kvist/kernels/nearest.h"
 #include "kvist/kernels/ranked.h"
-#include "kvist/kernels/window.h"
+#include "kvist/methods/select/by_score.h"
 
 namespace kvist {
 namespace {
 
 constexpr int kChunk = 128;  // rows that a thread reads at a time
-
-void require_finite(const LayerInput& layer, const char* what, int head, int begin,
-                    std::span<const float> rows) {
-  int64_t where = 0;
-  if (!kernels::find_nonfinite(rows.data(), static_cast<int64_t>(rows.size()), &where)) return;
-  throw Error(ErrorKind::corrupt, str("layer ", layer.layer, ", head ", head, ", position ",
-                                      begin + where / layer.head_dim, ": the ", what, " holds ",
-                                      static_cast<double>(rows[static_cast<size_t>(where)]),
-                                      "; expected finite numbers"));
-}
 
 }  // namespace
 
@@ -68,7 +58,7 @@ void joint_rows(const LayerInput& layer, const RotationTable& rotation, double v
     for (int head = 0; head < layer.kv_heads; ++head) {
       float* out = z.data() + int64_t{begin} * 2 * half + head * d;
       layer.keys->read(head, begin, end, rows.data());
-      require_finite(layer, "key", head, begin, rows);
+      require_finite_rows(layer, head, begin, rows.data(), std::ssize(rows), "key");
       const float* turns[kChunk];
       for (int t = begin; t < end; ++t) {
         std::copy_n(rows.data() + int64_t{t - begin} * d, d, out + int64_t{t - begin} * 2 * half);
@@ -77,7 +67,7 @@ void joint_rows(const LayerInput& layer, const RotationTable& rotation, double v
       kernels::turn_rows(out, 2 * half, end - begin, 1, d, turns,
                          {rotation.n_frequencies(), rotation.adjacent(), true});
       layer.values->read(head, begin, end, rows.data());
-      require_finite(layer, "value", head, begin, rows);
+      require_finite_rows(layer, head, begin, rows.data(), std::ssize(rows), "value");
       for (int t = begin; t < end; ++t) {
         const float* value = rows.data() + int64_t{t - begin} * d;
         float* to = out + half + int64_t{t - begin} * 2 * half;

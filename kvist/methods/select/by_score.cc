@@ -23,14 +23,6 @@ constexpr int kChunk = 256;  // rows that a thread reads at a time
                   ": the ", what, " holds ", found, "; expected finite numbers"));
 }
 
-void require_finite(const LayerInput& layer, int head, int begin, const float* rows, int64_t n,
-                    const char* what) {
-  int64_t where = 0;
-  if (!kernels::find_nonfinite(rows, n, &where)) return;
-  refuse(layer, "head", head, begin + where / layer.head_dim, what,
-         static_cast<double>(rows[where]));
-}
-
 }  // namespace
 
 Selection keep_everything(const LayerInput& layer) {
@@ -41,6 +33,14 @@ Selection keep_everything(const LayerInput& layer) {
   return selection;
 }
 
+void require_finite_rows(const LayerInput& layer, int head, int begin, const float* rows, int64_t n,
+                         const char* what) {
+  int64_t where = 0;
+  if (!kernels::find_nonfinite(rows, n, &where)) return;
+  refuse(layer, "head", head, begin + where / layer.head_dim, what,
+         static_cast<double>(rows[where]));
+}
+
 Buffer<float> read_head(const LayerInput& layer, const HeadRows& from, int head, const char* what) {
   const int n = layer.n_tokens, d = layer.head_dim;
   Buffer<float> rows(static_cast<size_t>(n) * static_cast<size_t>(d));
@@ -48,7 +48,7 @@ Buffer<float> read_head(const LayerInput& layer, const HeadRows& from, int head,
     const int begin = static_cast<int>(chunk) * kChunk;
     from.read(head, begin, std::min(begin + kChunk, n), rows.data() + int64_t{begin} * d);
   });
-  require_finite(layer, head, 0, rows.data(), int64_t{n} * d, what);
+  require_finite_rows(layer, head, 0, rows.data(), int64_t{n} * d, what);
   return rows;
 }
 
@@ -62,7 +62,7 @@ void for_each_chunk(const LayerInput& layer, const HeadRows& from, const char* w
     const int end = std::min(begin + kChunk, layer.n_tokens);
     std::vector<float> rows(static_cast<size_t>(kChunk) * static_cast<size_t>(d));
     from.read(head, begin, end, rows.data());
-    require_finite(layer, head, begin, rows.data(), int64_t{end - begin} * d, what);
+    require_finite_rows(layer, head, begin, rows.data(), int64_t{end - begin} * d, what);
     body({head, begin, end, rows.data()});
   });
 }

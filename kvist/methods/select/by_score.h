@@ -29,6 +29,10 @@ Selection keep_everything(const LayerInput& layer);
 // "value".
 Buffer<float> read_head(const LayerInput& layer, const HeadRows& from, int head, const char* what);
 
+// Throws as read_head does, for n numbers of one head from row `begin` on.
+void require_finite_rows(const LayerInput& layer, int head, int begin, const float* rows, int64_t n,
+                         const char* what);
+
 // Rows [begin, end) of one head.
 struct HeadChunk {
   int head = 0, begin = 0, end = 0;
