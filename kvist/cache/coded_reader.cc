@@ -650,10 +650,9 @@ class RowRead {
     double sum[HeadTransform::kMaxHeadDim] = {};
     float row[HeadTransform::kMaxHeadDim];
     const auto add = [&](const CodedLayer& layer, int head, int n) {
-      const int known = std::min(layer.summed_tokens(), n);
-      if (known == layer.summed_tokens())
-        for (int c = 0; c < d(); ++c) sum[c] += layer.value_sum(head)[c];
-      for (int t = known == layer.summed_tokens() ? known : 0; t < n; ++t) {
+      const int known = layer.summed_tokens() <= n ? layer.summed_tokens() : 0;
+      for (int c = 0; c < d() && known > 0; ++c) sum[c] += layer.value_sum(head)[c];
+      for (int t = known; t < n; ++t) {
         layer.decode_value(head, t, row);
         for (int c = 0; c < d(); ++c) sum[c] += double{row[c]};
       }
