@@ -188,6 +188,8 @@ TEST(CodedRagged, AtFullDepthAttentionIsThatOverWhatItReconstructs) {
       SCOPED_TRACE(target);
       for (const Precision precision : {Precision::exact, Precision::fast}) {
         const Answer answer = attend(w, prefix, {.precision = precision});
+        // Beside bytes deep values are rounded to f16: 2^-11 of values of up to 2.
+        const double bound = precision == Precision::fast ? 1e-3 : 5e-5;
         for (int head = 0; head < 8; ++head) {
           const Rows coded = rows_of(w, codes, head / 2), exact = rows_of(w, prefix, head / 2);
           for (int r = 0; r < kSuffix; ++r) {
@@ -195,7 +197,7 @@ TEST(CodedRagged, AtFullDepthAttentionIsThatOverWhatItReconstructs) {
             const int n = static_cast<int>(kept[static_cast<size_t>(head / 2)].size()) + r + 1;
             const auto want = plain_attention(&w.q[at], coded, exact, plan, n);
             for (size_t c = 0; c < kDim; ++c)
-              ASSERT_NEAR(static_cast<double>(answer.out[at + c]), want[c], 5e-5)
+              ASSERT_NEAR(static_cast<double>(answer.out[at + c]), want[c], bound)
                   << "head " << head << " row " << r << " channel " << c;
           }
         }

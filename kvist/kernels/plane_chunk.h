@@ -45,6 +45,8 @@ struct LivePackets {
   uint64_t kept[kSlots / 64];      // bit i: packet i of the 64 slots is live
   int32_t packet[kMaxSteps + 16];  // the live ones, from the chunk's first
   int32_t deepest[kMaxSteps + 16];
+  int16_t beyond[kValueChunk];  // tokens of the chunk too deep for bytes
+  int n_beyond;
   int lead;  // slots before the chunk's first token
   int n, n_deep;
 };

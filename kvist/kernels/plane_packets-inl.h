@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "kvist/core/half.h"
 #include "kvist/kernels/plane_bytes-inl.h"
 
 #if HWY_TARGET == HWY_AVX3_DL
@@ -51,9 +52,12 @@ inline const IndexTable& index_table() {
   return made;
 }
 
-// Bit n of byte 7 - s of a group of `planes` becomes bit s of byte n; `columns` are
-// the bits 0 to 7. As assembly, since the target
-// that Highway compiles for does not name the instruction.
+constexpr int64_t kEachByte = 0x0101010101010101;
+constexpr auto kBitOfByte = static_cast<int64_t>(0x8040201008040201);
+
+// Bit n of byte 7 - s of a group of `planes` becomes bit s of byte n; `columns` are the bits 0 to
+// 7, kBitOfByte. As assembly, since the target that Highway compiles for does not name the
+// instruction.
 HWY_INLINE __m512i transpose_bits(__m512i planes, __m512i columns) {
   __m512i out;
   asm("vgf2p8affineqb $0, %2, %1, %0" : "=v"(out) : "v"(columns), "v"(planes));
@@ -70,7 +74,7 @@ class PacketBytes {
     const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     const __m512i in_all = _mm512_mullo_epi32(lane, _mm512_set1_epi32(0x01010101));
     order_ = _mm512_add_epi8(in_all, _mm512_set1_epi32(0x30201000));
-    columns_ = _mm512_set1_epi64(static_cast<int64_t>(0x8040201008040201));
+    columns_ = _mm512_set1_epi64(kBitOfByte);
   }
 
   // The bytes of four tokens, channel by channel: out0[0, 256) of the lower and out1[0, 256) of the
@@ -132,6 +136,53 @@ class PacketBytes {
 
   __m512i low_, high_, order_, columns_;
 };
+
+// Reconstructions of depths 7 and 8 in f16, by the first eight bits of a code.
+struct DeepTables {
+  alignas(64) f16 at[kTreeDepth - kByteDepth][1 << kTreeDepth];
+};
+inline const DeepTables& deep_tables() {
+  static const DeepTables made = [] {
+    DeepTables t{};
+    for (int depth = kByteDepth + 1; depth <= kTreeDepth; ++depth)
+      for (int i = 0; i < 1 << kTreeDepth; ++i)
+        t.at[depth - kByteDepth - 1][i] = to_f16(tree_centroids(depth)[i >> (kTreeDepth - depth)]);
+    return t;
+  }();
+  return made;
+}
+
+// out[0, 64) = Q_depth of 64 codes in f16's precision, for the depths 7 and 8. Bit i of the 8 bytes
+// at planes + s * stride is plane s + 1 of code i.
+HWY_INLINE void decode_deep64(const uint8_t* planes, int64_t stride, int depth,
+                              float* HWY_RESTRICT out) {
+  const __m512i lane = _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7);
+  const __m512i at = _mm512_mullo_epi64(lane, _mm512_set1_epi64(stride));
+  const auto read = static_cast<__mmask8>((1 << depth) - 1);
+  const __m512i all = _mm512_mask_i64gather_epi64(_mm512_setzero_si512(), read, at, planes, 1);
+  // Byte s of group k is byte k of plane s + 1, which becomes bit 7 - s.
+  const __m512i by_group = _mm512_add_epi8(_mm512_set1_epi64(0x3830282018100800),
+                                           _mm512_mullo_epi64(lane, _mm512_set1_epi64(kEachByte)));
+  const __m512i prefix =
+      transpose_bits(_mm512_permutexvar_epi8(by_group, all), _mm512_set1_epi64(kBitOfByte));
+  const f16* table = deep_tables().at[depth - kByteDepth - 1];
+  const auto pair = [=](int i, __m512i index) HWY_ATTR {
+    return _mm512_permutex2var_epi16(_mm512_load_si512(table + 64 * i), index,
+                                     _mm512_load_si512(table + 64 * i + 32));
+  };
+#pragma GCC unroll 2
+  for (int half = 0; half < 2; ++half) {
+    const __m512i index = _mm512_cvtepu8_epi16(half == 0 ? _mm512_castsi512_si256(prefix)
+                                                         : _mm512_extracti64x4_epi64(prefix, 1));
+    const __mmask32 odd = _mm512_test_epi16_mask(index, _mm512_set1_epi16(64));
+    const __mmask32 upper = _mm512_test_epi16_mask(index, _mm512_set1_epi16(128));
+    const __m512i x =
+        _mm512_mask_blend_epi16(upper, _mm512_mask_blend_epi16(odd, pair(0, index), pair(1, index)),
+                                _mm512_mask_blend_epi16(odd, pair(2, index), pair(3, index)));
+    _mm512_storeu_ps(out + 32 * half, _mm512_cvtph_ps(_mm512_castsi512_si256(x)));
+    _mm512_storeu_ps(out + 32 * half + 16, _mm512_cvtph_ps(_mm512_extracti64x4_epi64(x, 1)));
+  }
+}
 
 }  // namespace HWY_NAMESPACE
 }  // namespace kvist::kernels

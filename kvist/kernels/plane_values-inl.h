@@ -46,14 +46,17 @@ void find_live(const Chunk& chunk, LivePackets* live) {
     return _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(table)));
   };
   const __m512i keep = in_lanes(index_table().keep), mark = in_lanes(index_table().mark);
-  live->n = live->n_deep = 0;
+  live->n = live->n_deep = live->n_beyond = 0;
   __m512i packet = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
   for (int g = 0; g < kSlots / 64; ++g) {
     live->read[g] = live->kept[g] = 0;
     if (g >= slots) continue;
     const __m512i all = _mm512_load_si512(live->depths + 64 * g);
-    const __mmask64 read =
-        _mm512_test_epi8_mask(all, all) & _mm512_cmple_epu8_mask(all, _mm512_set1_epi8(kByteDepth));
+    const __mmask64 beyond = _mm512_cmpgt_epu8_mask(all, _mm512_set1_epi8(kByteDepth));
+    const __mmask64 read = _mm512_test_epi8_mask(all, all) & ~beyond;
+    for (uint64_t left = beyond; left != 0; left &= left - 1)
+      live->beyond[live->n_beyond++] =
+          static_cast<int16_t>(64 * g + __builtin_ctzll(left) - live->lead);
     __m512i depths = _mm512_maskz_mov_epi8(read, all);
     if (eight) depths = _mm512_shuffle_epi8(depths, evens_odds);
     _mm512_store_si512(live->depths + 64 * g, depths);
@@ -138,31 +141,45 @@ void quantize_weights(const Chunk& chunk, const LivePackets& live, const ValueSc
   }
 }
 
-// Asks for the lines of the next chunk, a few packets at a time: hardware does not foresee them,
-// and all at once they would wait for each other. Copied packets are asked for by nobody.
+// Asks for the lines of packets some way ahead of the one being read: hardware does not foresee
+// them, and all at once they would wait for each other. Copied packets are asked for by nobody.
 class Ahead {
  public:
-  Ahead(const Chunk& chunk, const LivePackets& live, int calls)
-      : live_(live),
-        packets_(chunk.packets + chunk.layout.run(chunk.first - live.lead)),
-        packet_bytes_(chunk.layout.packet_bytes()),
-        n_(form_of(chunk.layout) == Form::copied ? 0 : live.n),
-        each_(calls == 0 ? n_ : (n_ + calls - 1) / calls) {}
-  HWY_INLINE void some() {
-    for (const int end = std::min(n_, at_ + each_); at_ < end; ++at_) {
-      const uint8_t* lines = packets_ + live_.packet[at_] * packet_bytes_;
-      const int64_t last = 64 * (live_.deepest[at_] - 1);
+  // `after` follows `chunk`, which follows the last chunk that this was called with.
+  void enter(const Chunk& chunk, const LivePackets& live, const Chunk& after,
+             const LivePackets& next) {
+    asked_ = std::max(0, asked_ - parts_[0].n);
+    parts_[0] = {chunk, live}, parts_[1] = {after, next};
+  }
+  HWY_INLINE void at(int packet) {
+    for (const int end = std::min(parts_[0].n + parts_[1].n, packet + kPackets); asked_ < end;
+         ++asked_)
+      asked_ < parts_[0].n ? parts_[0].ask(asked_) : parts_[1].ask(asked_ - parts_[0].n);
+  }
+
+ private:
+  static constexpr int kPackets = 16;
+  struct Part {
+    Part() = default;
+    Part(const Chunk& chunk, const LivePackets& live_packets)
+        : live(&live_packets),
+          packets(chunk.packets + chunk.layout.run(chunk.first - live_packets.lead)),
+          packet_bytes(chunk.layout.packet_bytes()),
+          n(form_of(chunk.layout) == Form::copied ? 0 : live_packets.n) {}
+    HWY_INLINE void ask(int i) const {
+      const uint8_t* lines = packets + live->packet[i] * packet_bytes;
+      const int64_t last = 64 * (live->deepest[i] - 1);
 #pragma GCC unroll 4
       for (int64_t s = 0; s < 256; s += 64) __builtin_prefetch(lines + std::min(s, last), 0, 2);
       for (int64_t s = 256; s <= last; s += 64) __builtin_prefetch(lines + s, 0, 2);
     }
-  }
-
- private:
-  const LivePackets& live_;
-  const uint8_t* packets_;
-  int64_t packet_bytes_;
-  int n_, at_ = 0, each_;
+    const LivePackets* live = nullptr;
+    const uint8_t* packets = nullptr;
+    int64_t packet_bytes = 0;
+    int n = 0;
+  };
+  Part parts_[2];
+  int asked_ = 0;  // of the packets of both parts
 };
 
 // Four tokens' bytes [16 part, 16 part + n_bytes) of each plane they are read to, as lines.
@@ -188,7 +205,7 @@ void read_packets(const Chunk& chunk, const LivePackets& live, int part, Ahead* 
   const bool mostly_deep = 8 * live.n_deep > live.n;
   alignas(64) uint8_t copy[64 * kByteDepth] = {};
   for (int i = 0; i < live.n; ++i, bytes += step) {
-    ahead->some();
+    ahead->at(i);
     const int packet = live.packet[i], deepest = live.deepest[i];
     const uint8_t* lines = packets + packet * packet_bytes;
     const int first = per_packet * packet;
@@ -210,9 +227,10 @@ void read_packets(const Chunk& chunk, const LivePackets& live, int part, Ahead* 
   }
 }
 
-void add_in_bytes(const Chunk& chunk, const LivePackets& live, Ahead ahead,
+void add_in_bytes(const Chunk& chunk, const LivePackets& live, Ahead* ahead,
                   const ValueScratch& scratch) {
-  if (live.n == 0) return ahead.some();
+  ahead->at(0);
+  if (live.n == 0) return;
   quantize_weights(chunk, live, scratch);
   const int d = chunk.layout.head_dim;
   const auto add = [&](const uint8_t* bytes, int n_steps, int c) {
@@ -221,11 +239,11 @@ void add_in_bytes(const Chunk& chunk, const LivePackets& live, Ahead ahead,
                      scratch.zero, scratch.unit, chunk.rows, chunk.out + c, d, std::min(64, d - c));
   };
   if (form_of(chunk.layout) == Form::eight) {
-    read_packets(chunk, live, 0, &ahead, scratch.bytes);
+    read_packets(chunk, live, 0, ahead, scratch.bytes);
     return add(scratch.bytes, 2 * live.n, 0);
   }
   for (int part = 0; 128 * part < d; ++part) {
-    read_packets(chunk, live, part, &ahead, scratch.bytes);
+    read_packets(chunk, live, part, ahead, scratch.bytes);
     add(scratch.bytes, live.n, 128 * part);
     add(scratch.bytes + 256 * live.n, live.n, 128 * part + 64);
   }

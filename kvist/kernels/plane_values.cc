@@ -25,7 +25,10 @@ using namespace internal;
 
 // out[0, n) = the values of channels [c, c + n) of a token, n <= 64: no byte past its run is read.
 HWY_INLINE void decode_channels(const uint8_t* run, int64_t plane_bytes, int depth, int c, int n,
-                                float* out) {
+                                [[maybe_unused]] bool in_f16, float* out) {
+#if HWY_TARGET == HWY_AVX3_DL
+  if (n == 64 && in_f16) return decode_deep64(run + c / 8, plane_bytes, depth, out);
+#endif
   if (n == 64) return decode64(run + c / 8, plane_bytes, depth, out);
   uint8_t planes[8][8] = {};
   for (int s = 0; s < depth; ++s)
@@ -35,60 +38,60 @@ HWY_INLINE void decode_channels(const uint8_t* run, int64_t plane_bytes, int dep
   std::memcpy(out, whole, sizeof(float) * static_cast<size_t>(n));
 }
 
-// The first token from j on that is deeper than `from`, 0 to 7; eight at a time are passed over.
-HWY_INLINE int next_deeper(const Chunk& chunk, int j, int from) {
-  const uint64_t to_sign = uint64_t{0x0101010101010101} * static_cast<uint64_t>(0x7F - from);
-  for (; j + 8 <= chunk.n; j += 8) {
-    uint64_t eight;
-    std::memcpy(&eight, chunk.depths + j, 8);
-    if (((eight + to_sign) & 0x8080808080808080) != 0) break;
-  }
-  while (j < chunk.n && chunk.depths[j] <= from) ++j;
-  return j;
-}
-
 HWY_INLINE void ask_for(const Chunk& chunk, int j) {
-  if (j >= chunk.n) return;
   const uint8_t* run = chunk.packets + chunk.layout.run(chunk.first + j);
   for (int s = 0; s < chunk.depths[j]; ++s)
     __builtin_prefetch(run + s * chunk.layout.plane_bytes(), 0, 3);
 }
 
-// Tokens deeper than `from`, in order, a few at a time.
-void add_decoded(const Chunk& chunk, int from, const ValueScratch& scratch) {
+// Tokens `token` [n] of the chunk, a few at a time.
+constexpr int kAskAhead = 8;
+void add_decoded(const Chunk& chunk, const int16_t* token, int n, bool in_f16,
+                 const ValueScratch& scratch) {
   const int d = chunk.layout.head_dim;
-  int held = 0;
-  const auto flush = [&]() HWY_ATTR {
+  for (int at = 0; at < n; at += kDecoded) {
+    const int held = std::min(kDecoded, n - at);
+    for (int i = 0; i < held; ++i) {
+      if (at + i + kAskAhead < n) ask_for(chunk, token[at + i + kAskAhead]);
+      const int j = token[at + i];
+      const uint8_t* run = chunk.packets + chunk.layout.run(chunk.first + j);
+      for (int c = 0; c < d; c += 64)
+        decode_channels(run, chunk.layout.plane_bytes(), chunk.depths[j], c, std::min(64, d - c),
+                        in_f16, scratch.decoded + int64_t{i} * d + c);
+      for (int r = 0; r < chunk.rows; ++r)
+        scratch.alpha[r * kDecoded + i] = chunk.alpha[r * chunk.stride + j];
+    }
     for (int r = 0; r < chunk.rows; r += 8)
       value_rows<false>(static_cast<const float*>(scratch.decoded), d, held,
                         scratch.alpha + r * kDecoded, kDecoded, std::min(8, chunk.rows - r),
                         chunk.out + int64_t{r} * d);
-    held = 0;
-  };
-  for (int j = next_deeper(chunk, 0, from); j < chunk.n; j = next_deeper(chunk, j + 1, from)) {
-    ask_for(chunk, j + kDecoded / 2);
-    const uint8_t* run = chunk.packets + chunk.layout.run(chunk.first + j);
-    for (int c = 0; c < d; c += 64)
-      decode_channels(run, chunk.layout.plane_bytes(), chunk.depths[j], c, std::min(64, d - c),
-                      scratch.decoded + int64_t{held} * d + c);
-    for (int r = 0; r < chunk.rows; ++r)
-      scratch.alpha[r * kDecoded + held] = chunk.alpha[r * chunk.stride + j];
-    if (++held == kDecoded) flush();
   }
-  if (held > 0) flush();
+}
+
+void add_all_decoded(const Chunk& chunk, const ValueScratch& scratch) {
+  int16_t token[kValueChunk];
+  int n = 0;
+  for (int j = 0; j < chunk.n; ++j) {
+    token[n] = static_cast<int16_t>(j);
+    n += chunk.depths[j] > 0;
+  }
+  for (int i = 0; i < std::min(n, kAskAhead); ++i) ask_for(chunk, token[i]);
+  add_decoded(chunk, token, n, false, scratch);
 }
 
 #if HWY_TARGET == HWY_AVX3_DL
 // The next chunk's packets are found while this one is read.
 void add_all_in_bytes(const Chunk& all, const ValueScratch& scratch) {
   LivePackets *live = scratch.live, *next = scratch.live + 1;
+  Ahead ahead;
   find_live(all.part(0), live);
-  Ahead(all.part(0), *live, 0).some();
   for (int at = 0; at < all.n; at += kValueChunk, std::swap(live, next)) {
     const Chunk chunk = all.part(at), after = all.part(std::min(all.n, at + kValueChunk));
     find_live(after, next);
-    add_in_bytes(chunk, *live, Ahead(after, *next, live->n), scratch);
-    add_decoded(chunk, kByteDepth, scratch);
+    for (int i = 0; i < std::min(live->n_beyond, kAskAhead); ++i) ask_for(chunk, live->beyond[i]);
+    ahead.enter(chunk, *live, after, *next);
+    add_in_bytes(chunk, *live, &ahead, scratch);
+    add_decoded(chunk, live->beyond, live->n_beyond, true, scratch);
   }
 }
 #endif
@@ -100,7 +103,34 @@ void add_tokens(const internal::Chunk& all, bool bytes, const internal::ValueScr
   if (bytes) return add_all_in_bytes(all, scratch);
 #endif
   (void)bytes;
-  for (int at = 0; at < all.n; at += kValueChunk) add_decoded(all.part(at), 0, scratch);
+  for (int at = 0; at < all.n; at += kValueChunk) add_all_decoded(all.part(at), scratch);
+}
+
+// The largest of each `packet` depths, summed.
+int64_t sum_of_largest(const uint8_t* depths, int n, int packet) {
+  int64_t sum = 0;
+  int at = 0;
+#if HWY_TARGET != HWY_SCALAR
+  const hn::ScalableTag<uint8_t> d;
+  const hn::Repartition<uint64_t, decltype(d)> d64;
+  const int lanes = static_cast<int>(hn::Lanes(d));
+  const uint64_t first_of_each = packet == 8 ? 0xFF : 0x000000FF000000FF;
+  if (packet == 8 || packet == 4) {
+    for (; at + lanes <= n; at += lanes) {
+      auto x = hn::LoadU(d, depths + at);
+      const auto fold = [&](auto shifted) HWY_ATTR { x = hn::Max(x, hn::BitCast(d, shifted)); };
+      fold(hn::ShiftRight<8>(hn::BitCast(d64, x)));
+      fold(hn::ShiftRight<16>(hn::BitCast(d64, x)));
+      if (packet == 8) fold(hn::ShiftRight<32>(hn::BitCast(d64, x)));
+      const auto kept = hn::And(hn::BitCast(d64, x), hn::Set(d64, first_of_each));
+      sum +=
+          static_cast<int64_t>(hn::GetLane(hn::SumOfLanes(d64, hn::SumsOf8(hn::BitCast(d, kept)))));
+    }
+  }
+#endif
+  for (; at < n; at += packet)
+    sum += *std::max_element(depths + at, depths + std::min(n, at + packet));
+  return sum;
 }
 
 void store_tokens(const ValueLayout& layout, uint8_t* packets, int first, int n,
@@ -127,6 +157,7 @@ HWY_AFTER_NAMESPACE();
 namespace kvist::kernels {
 HWY_EXPORT(store_tokens);
 HWY_EXPORT(add_tokens);
+HWY_EXPORT(sum_of_largest);
 
 namespace {
 using namespace internal;
@@ -160,6 +191,13 @@ ValueLayout value_layout(int head_dim, int width) noexcept {
 void store_values(const ValueLayout& layout, uint8_t* packets, int first, int n,
                   const uint8_t* leaves) noexcept {
   HWY_DYNAMIC_DISPATCH(store_tokens)(layout, packets, first, n, leaves);
+}
+
+int64_t packet_depths(const ValueLayout& layout, int first, int n, const uint8_t* depths) noexcept {
+  const int begun = first % layout.per_packet;  // tokens of the first packet that lie before
+  const int lead = begun == 0 ? 0 : std::min(n, layout.per_packet - begun);
+  const int64_t in_lead = lead == 0 ? 0 : *std::max_element(depths, depths + lead);
+  return in_lead + HWY_DYNAMIC_DISPATCH(sum_of_largest)(depths + lead, n - lead, layout.per_packet);
 }
 
 size_t value_scratch_bytes(int head_dim, int rows) noexcept {

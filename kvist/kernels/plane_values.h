@@ -39,6 +39,10 @@ ValueLayout value_layout(int head_dim, int width) noexcept;
 void store_values(const ValueLayout& layout, uint8_t* packets, int first, int n,
                   const uint8_t* leaves) noexcept;
 
+// Sum over packets of the greatest depth among the tokens [first, first + n): lines of a plane
+// that a sum over them touches.
+int64_t packet_depths(const ValueLayout& layout, int first, int n, const uint8_t* depths) noexcept;
+
 // Tokens whose bytes are in flight at once. Sums are cut there: a caller that starts every call at
 // a multiple gets the same bytes however it splits the calls.
 inline constexpr int kValueChunk = 256;
@@ -47,8 +51,8 @@ size_t value_scratch_bytes(int head_dim, int rows) noexcept;
 // channel c). Tokens of depth 0 are not touched. alpha >= 0; row r of it starts at alpha + r *
 // stride; out [rows][head_dim]. With Precision::fast and has_plane_bytes(), tokens of depth 1 .. 6
 // are summed in bytes: alpha in units of 1/127 of the row's largest in the chunk, reconstructions
-// in units of 1/127 of the outermost. Beside the float sum, an error of at most half a unit of
-// each a token. Scratch: value_scratch_bytes, 64-byte aligned.
+// in units of 1/127 of the outermost. Deeper ones are rounded to f16. Beside the float sum, an
+// error of at most half a unit of each a token. Scratch: value_scratch_bytes, 64-byte aligned.
 void add_values(const ValueLayout& layout, const uint8_t* packets, int first, int n,
                 const uint8_t* depths, const float* alpha, int64_t stride, int rows,
                 Precision precision, float* out, std::byte* scratch) noexcept;

@@ -104,6 +104,43 @@ TEST(PlaneValues, ExactSumsEqualTheCodesSums) {
   });
 }
 
+TEST(PlaneValues, DeepTokensErrAsF16Does) {
+  for_each_target([&](const std::string& target) {
+    for (const auto& [d, n, rows, first] :
+         {std::tuple{64, 300, 3, 0}, {64, 700, 9, 13}, {128, 600, 4, 331}, {80, 90, 2, 7}}) {
+      Case c = make_case(d, 8, n, rows, 31);
+      for (size_t j = 0; j < c.depths.size(); ++j) c.depths[j] = j % 5 == 0 ? 0 : 7 + j % 2;
+      const auto got = run(c, Precision::fast, first);
+      for (int r = 0; r < rows; ++r)
+        for (int i = 0; i < d; ++i) {
+          double size = 0;
+          const double want = expected(c, r, i, first, &size);
+          ASSERT_NEAR(static_cast<double>(got[static_cast<size_t>(r * d + i)]), want,
+                      (std::ldexp(1.0, -11) + n * 6e-8) * size)
+              << target << " d " << d << " row " << r << " channel " << i;
+        }
+    }
+  });
+}
+
+TEST(PlaneValues, PacketsAreAsDeepAsTheirDeepestToken) {
+  for_each_target([&](const std::string& target) {
+    for (const int d : {64, 128, 200, 16}) {
+      const Case c = make_case(d, 8, 1000, 1, 37);
+      for (const auto& [first, n] : {std::pair{0, 1000}, {3, 2}, {5, 700}, {128, 0}, {13, 987}}) {
+        int64_t want = 0;
+        for (int j = first, deepest = 0; j < first + n; ++j) {
+          deepest = std::max<int>(deepest, c.depths[static_cast<size_t>(j)]);
+          if ((j + 1) % c.layout.per_packet != 0 && j + 1 < first + n) continue;
+          want += deepest, deepest = 0;
+        }
+        EXPECT_EQ(packet_depths(c.layout, first, n, c.depths.data() + first), want)
+            << target << " d " << d << " from " << first;
+      }
+    }
+  });
+}
+
 TEST(PlaneValues, BytesErrFarLessThanTheCode) {
   for_each_target([&](const std::string& target) {
     for (const auto& [d, width, n, rows, first] : {std::tuple{64, 8, 300, 3, 0},
