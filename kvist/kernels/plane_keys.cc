@@ -123,7 +123,7 @@ HWY_INLINE void prefetch_lines(const KeyReader& reader, const uint8_t* next, int
 #if HWY_TARGET == HWY_AVX3_DL
 // Steps by depth, filled up with the depth's first channel at weight 0; weights of every row.
 void fill_bytes(KeyReader* reader, const float* weight) {
-  int n = 0;
+  int n = 0, used = 0;
   for (int depth = 1; depth <= kByteDepth; ++depth) {
     const int first = n;
     for (int c = 0; c < reader->head_dim; ++c)
@@ -131,36 +131,41 @@ void fill_bytes(KeyReader* reader, const float* weight) {
     const int own = n;
     while (n % kStepItems != 0) reader->items[n++] = reader->items[first];
     reader->steps[depth] = (n - first) / kStepItems;
-    for (int r = 0; r < reader->rows; ++r)
-      for (int i = first; i < n; ++i) reader->bytes[r * reader->row_bytes() + i] = i < own ? 1 : 0;
+    used += own - first;
+    const float relative = byte_tables().unit[depth] / byte_unit();
+    for (int i = first; i < n; ++i) reader->relative[i] = i < own ? relative : 0;
   }
   reader->n_steps = n / kStepItems;
-  float relative[kByteDepth + 1] = {};
-  for (int depth = 1; depth <= kByteDepth; ++depth)
-    relative[depth] = byte_tables().unit[depth] / byte_unit();
+  const auto lanes_at = [=](int i) HWY_ATTR {
+    return static_cast<__mmask16>(n - i >= 16 ? 0xFFFF : (1u << (n - i)) - 1);
+  };
   for (int r = 0; r < reader->rows; ++r) {
-    // In units of a depth's reconstructions over the common one.
-    const auto w = [&](int i) {
-      const int c = reader->items[i];
-      return weight[int64_t{r} * reader->head_dim + c] * relative[reader->depths[c]];
+    const float* row = weight + int64_t{r} * reader->head_dim;
+    const auto w = [=](int i, __mmask16 lanes) HWY_ATTR {
+      const __m512i item = _mm512_maskz_loadu_epi32(lanes, reader->items + i);
+      const __m512 x = _mm512_mask_i32gather_ps(_mm512_setzero_ps(), lanes, item, row, 4);
+      return _mm512_mul_ps(x, _mm512_maskz_loadu_ps(lanes, reader->relative + i));
     };
-    int8_t* to = reader->bytes + r * reader->row_bytes();
-    float largest = 0, all = 0;
-    for (int i = 0; i < n; ++i) largest = std::max(largest, std::abs(w(i)));
-    const float scale = largest < 1e-35f ? 0 : 127 / largest;
-    int sum = 0, used = 0;
-    for (int i = 0; i < n; ++i) {
-      if (to[i] == 0) continue;
-      to[i] = static_cast<int8_t>(std::lrint(w(i) * scale));
-      sum += to[i];
-      all += std::abs(w(i));
-      ++used;
+    __m512 top = _mm512_setzero_ps(), all = top;
+    for (int i = 0; i < n; i += 16) {
+      const __m512 x = _mm512_abs_ps(w(i, lanes_at(i)));
+      top = _mm512_max_ps(top, x), all = _mm512_add_ps(all, x);
     }
-    reader->zero[r] = kByteZero * sum;
+    const float largest = _mm512_reduce_max_ps(top);
+    const float scale = largest < 1e-35f ? 0 : 127 / largest;
+    __m512i sum = _mm512_setzero_si512();
+    for (int i = 0; i < n; i += 16) {
+      const __m512 x = _mm512_mul_ps(w(i, lanes_at(i)), _mm512_set1_ps(scale));
+      const __m512i whole = _mm512_cvtps_epi32(x);
+      sum = _mm512_add_epi32(sum, whole);
+      _mm_mask_storeu_epi8(reader->bytes + r * reader->row_bytes() + i, lanes_at(i),
+                           _mm512_cvtepi32_epi8(whole));
+    }
+    reader->zero[r] = kByteZero * _mm512_reduce_add_epi32(sum);
     reader->unit[r] = scale == 0 ? 0 : byte_unit() / scale;
     // |w c - w' c'| <= |w| |c - c'| + |w - w'| |c'|
-    reader->error[r] =
-        0.5f * byte_unit() * all + static_cast<float>(used) * 0.5f * 127.5f * reader->unit[r];
+    reader->error[r] = 0.5f * byte_unit() * _mm512_reduce_add_ps(all) +
+                       static_cast<float>(used) * 0.5f * 127.5f * reader->unit[r];
   }
 }
 
@@ -209,7 +214,8 @@ void bytes_page(const KeyReader& reader, const uint8_t* page, int n_tokens, cons
   end = transpose_steps<4>(steps(4), page, end);
   end = transpose_steps<5>(steps(5), page, end);
   uint8_t* const bytes = transpose_steps<6>(steps(6), page, end);
-  for (int j = 0; j < 8; ++j) {  // tokens 128 l + 16 j + (0 .. 15)
+  // Tokens 128 l + 16 j + (0 .. 15); a short page has no more than those of l = 0.
+  for (int j = 0; j < std::min(8, (n_tokens + 15) / 16); ++j) {
     if (next != nullptr) prefetch_lines(reader, next, j);
     const uint8_t* from = groups + 64 * j;
     uint8_t* to = bytes;
@@ -317,7 +323,7 @@ void seal_keys(const uint8_t* open, int n_tokens, int head_dim, int width, const
 
 size_t key_reader_bytes(int head_dim, int rows) noexcept {
   const size_t d = static_cast<size_t>(head_dim), r = static_cast<size_t>(rows);
-  return lines(4 * max_bytes(head_dim)) + lines(r * max_bytes(head_dim)) + 3 * lines(4 * r) +
+  return 2 * lines(4 * max_bytes(head_dim)) + lines(r * max_bytes(head_dim)) + 3 * lines(4 * r) +
          lines(4 * d) + lines(4 * r * d);
 }
 
@@ -328,6 +334,7 @@ KeyReader make_key_reader(const uint8_t* depths, const float* weight, const floa
   Carver carver{memory};
   KeyReader reader{.head_dim = head_dim, .width = width, .rows = rows, .depths = depths};
   reader.items = carver.take<int32_t>(max_bytes(head_dim));
+  reader.relative = carver.take<float>(max_bytes(head_dim));
   reader.bytes = carver.take<int8_t>(r * max_bytes(head_dim));
   reader.zero = carver.take<int32_t>(r);
   reader.unit = carver.take<float>(r);

@@ -51,6 +51,7 @@ struct KeyReader {
   int n_decoded = 0;                // channels that are decoded to float
   const uint8_t* depths = nullptr;  // [head_dim]
   int32_t* items = nullptr;         // [n_steps][4] channels
+  float* relative = nullptr;        // [n_steps][4] a depth's unit over the common one; 0 fills up
   int8_t* bytes = nullptr;          // [rows][row_bytes()] weights
   int32_t* zero = nullptr;          // [rows] what the byte of 0 adds
   float* unit = nullptr;            // [rows] what a 1 of the sums stands for

@@ -57,19 +57,21 @@ void weigh(float* HWY_RESTRICT e, int64_t stride, const float* factor, int rows,
            double scale, float* HWY_RESTRICT weight) {
   int j = 0;
 #if HWY_HAVE_FLOAT64 && HWY_TARGET != HWY_SCALAR
-  const hn::ScalableTag<double> dd;
-  const hn::Rebind<float, decltype(dd)> df;
-  const int lanes = static_cast<int>(hn::Lanes(dd));
+  const Floats d;
+  const hn::Half<Floats> half;
+  const hn::Repartition<double, Floats> dd;
   const auto vscale = hn::Set(dd, scale);
-  for (; j + lanes <= n; j += lanes) {
-    auto sum = hn::Zero(dd);
+  for (; j + kLanes <= n; j += kLanes) {
+    auto low = hn::Zero(dd), high = hn::Zero(dd);
     for (int r = 0; r < rows; ++r) {
-      const auto alpha = hn::Mul(hn::LoadU(df, e + r * stride + j), hn::Set(df, factor[r]));
-      hn::StoreU(alpha, df, e + r * stride + j);
-      const auto a = hn::PromoteTo(dd, alpha);
-      sum = hn::Add(sum, hn::Mul(a, a));  // the square is exact
+      const auto alpha = hn::Mul(hn::LoadU(d, e + r * stride + j), hn::Set(d, factor[r]));
+      hn::StoreU(alpha, d, e + r * stride + j);
+      const auto a = hn::PromoteTo(dd, hn::LowerHalf(half, alpha));
+      const auto b = hn::PromoteTo(dd, hn::UpperHalf(half, alpha));
+      low = hn::MulAdd(a, a, low), high = hn::MulAdd(b, b, high);  // squares are exact
     }
-    hn::StoreU(hn::DemoteTo(df, hn::Mul(vscale, sum)), df, weight + j);
+    hn::StoreU(hn::DemoteTo(half, hn::Mul(vscale, low)), half, weight + j);
+    hn::StoreU(hn::DemoteTo(half, hn::Mul(vscale, high)), half, weight + j + kLanes / 2);
   }
 #endif
   for (; j < n; ++j) {

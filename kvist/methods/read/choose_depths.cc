@@ -179,23 +179,42 @@ uint64_t select(uint64_t* keys, int64_t n, int64_t k) {
   return keys[k];
 }
 
-// Gives `left` > 0 increments to the items at the cut: larger gain first, then smaller index.
+// Gives `left` > 0 increments to the items at the cut: larger gain first, then smaller index. One
+// histogram of the gains tells which surely get one; the items of the bin where they run out are
+// ordered.
 void settle_cut(std::span<const float> weights, int64_t n, int64_t left, std::span<uint8_t> depths,
                 DepthWorkspace& workspace) {
+  constexpr int kDigit = 8;
+  int32_t* const items = workspace.items.data();
+  uint64_t* const keys = workspace.keys.data();
   const auto key_of = [&](int64_t at) {
-    const auto i = static_cast<size_t>(workspace.items[static_cast<size_t>(at)]);
+    const auto i = static_cast<size_t>(items[at]);
     return std::bit_cast<uint64_t>(static_cast<double>(weights[i]) * gain(depths[i] + 1));
   };
-  uint64_t* const keys = workspace.keys.data();
-  int64_t larger = 0;
-  for (int64_t at = 0; at < n; ++at) keys[at] = key_of(at);
-  const uint64_t cut = select(keys, n, left - 1);
-  for (int64_t at = 0; at < n; ++at) larger += key_of(at) > cut;
-  int64_t equal = left - larger;
+  uint64_t least = std::numeric_limits<uint64_t>::max(), most = 0;
   for (int64_t at = 0; at < n; ++at) {
+    keys[at] = key_of(at);
+    least = std::min(least, keys[at]), most = std::max(most, keys[at]);
+  }
+  const int shift = std::max(0, static_cast<int>(std::bit_width(most - least)) - kDigit);
+  std::array<uint32_t, size_t{1} << kDigit> counts{};
+  for (int64_t at = 0; at < n; ++at) ++counts[(keys[at] - least) >> shift];
+  size_t bin = counts.size() - 1;
+  for (; left > counts[bin]; --bin) left -= counts[bin];
+  int64_t kept = 0;
+  for (int64_t at = 0; at < n; ++at) {
+    const uint64_t key = keys[at];
+    const int32_t item = items[at];
+    const size_t own = (key - least) >> shift;
+    depths[static_cast<size_t>(item)] += own > bin;
+    keys[kept] = key, items[kept] = item;
+    kept += own == bin;
+  }
+  const uint64_t cut = select(keys, kept, left - 1);
+  for (int64_t at = 0; at < kept; ++at) left -= key_of(at) > cut;
+  for (int64_t at = 0; at < kept; ++at) {
     const uint64_t key = key_of(at);
-    const bool takes = key > cut || (key == cut && equal-- > 0);
-    depths[static_cast<size_t>(workspace.items[static_cast<size_t>(at)])] += takes;
+    depths[static_cast<size_t>(items[at])] += key > cut || (key == cut && left-- > 0);
   }
 }
 
