@@ -10,7 +10,7 @@
 //   totals    factor of each page                                  job: KV head
 //   attention attention weights, value weights, their histogram    job: KV head, 4 pages
 //             the cut of the value schedule, or all of it          last
-//   depths    of values                                            job: 8192 values
+//   depths    of values                                            job: 2048 values
 //             those at the cut                                     last
 //   sums      weighted values of a segment                         job: KV head, segment
 //   output    segments in order, mu + sigma, U_V^T                 job: query head
@@ -76,16 +76,17 @@ struct ReadWorkspace::State {
   Buffer<std::byte> reader_memory;          // [kv_heads][reader_bytes]
   Buffer<float> alpha;                      // [heads][slots] logits, exponentials, then weights
   Buffer<kernels::PageSum> page_sums;       // [heads][pages]
-  Buffer<float> factors;                    // [pages][heads]
+  Buffer<float> factors;                    // [kv_heads][pages][group]
   Buffer<float> value_weights;              // [kv_heads][n_tokens]
   Buffer<uint8_t> value_depths;
   Buffer<float> partials;     // [segments][heads][head_dim]
   Buffer<std::byte> scratch;  // [workers][scratch_bytes]
   ScheduleWorkspace schedule;
   SharedDepths shared;
-  std::vector<HeadView> views;     // [workers][kv_heads], each worker makes its own
-  std::vector<RowHead> row_heads;  // [kv_heads], for the observer
-  std::vector<int64_t> counts;     // [kv_heads] values of each head
+  std::vector<HeadView> views;       // [workers][kv_heads], each worker makes its own
+  std::vector<RowHead> row_heads;    // [kv_heads], for the observer
+  std::vector<int64_t> counts;       // [kv_heads] values of each head
+  std::vector<int64_t> value_lines;  // [kv_heads][2 kSegments]
   int64_t chosen_stride = 0;
   Buffer<uint32_t> chosen;  // [kv_heads][n_tokens] of SparQ, those of each head first
 };
@@ -203,7 +204,9 @@ class RowRead {
           SharedDepths::n_pieces(static_cast<size_t>(n_items_)),
           [&](int piece) { state_.shared.split(piece, value_weights(), value_depths()); },
           [&] { settle_values(); });
-    each(shape_.kv_heads * n_segments_, [&](int job) { read_values(job); });
+    each(
+        shape_.kv_heads * n_segments_, [&](int job) { read_values(job); },
+        [&] { count_value_lines(); });
     each(shape_.heads, [&](int head) { finish(head); });
   }
 
@@ -247,6 +250,11 @@ class RowRead {
   float* q(int head) const { return state_.q.data() + int64_t{head} * d(); }
   float* alpha(int head, int slot) const {
     return state_.alpha.data() + int64_t{head} * state_.slots + slot;
+  }
+
+  float* factor(int head, int piece) const {
+    return state_.factors.data() +
+           (int64_t{kv_head(head)} * state_.pages + piece) * shape_.group() + head % shape_.group();
   }
 
   void view_heads(const RowView& row) {
@@ -348,8 +356,7 @@ class RowRead {
     auto* made = reinterpret_cast<uint8_t*>(scratch_);
     const size_t page_bytes = kernels::key_page_bytes(d(), plan_.width);
     const uint8_t* page = page_of(kv, p, made);
-    const bool next =
-        (p.page + 1) * kPageTokens < p.layer->sealed_tokens() && (i + 1) % kBatch != 0;
+    const bool next = (p.page + 1) * kPageTokens < p.layer->sealed_tokens();
     const int head = kv * shape_.group();
     kernels::key_logits(state_.readers[static_cast<size_t>(kv)], page, (p.n + 63) / 64,
                         next ? p.layer->key_page(p.head, p.page + 1) : nullptr, alpha(head, p.slot),
@@ -383,13 +390,12 @@ class RowRead {
       const kernels::PageSum* sums = state_.page_sums.data() + head * state_.pages;
       float m = sums[0].m, l = 0;
       for (int i = 1; i < n_pieces; ++i) m = std::max(m, sums[i].m);
-      float* factor = state_.factors.data() + head;
       for (int i = 0; i < n_pieces; ++i) {
         const float scale = std::exp(sums[i].m - m);
-        factor[i * shape_.heads] = scale;
+        *factor(head, i) = scale;
         l += sums[i].l * scale;
       }
-      for (int i = 0; i < n_pieces; ++i) factor[i * shape_.heads] /= l;
+      for (int i = 0; i < n_pieces; ++i) *factor(head, i) /= l;
     }
   }
 
@@ -405,9 +411,8 @@ class RowRead {
     }
     const int head = kv * shape_.group();
     auto* weights = reinterpret_cast<float*>(scratch_);
-    kernels::weigh_page(alpha(head, p.slot), state_.slots,
-                        state_.factors.data() + i * shape_.heads + head, shape_.group(), p.n, scale,
-                        weights);
+    kernels::weigh_page(alpha(head, p.slot), state_.slots, factor(head, i), shape_.group(), p.n,
+                        scale, weights);
     const int begin = std::max(p.token, view.first_value);
     const int end = std::min(p.token + p.n, view.last_value);
     if (begin >= end) return;
@@ -456,7 +461,7 @@ class RowRead {
     for (int kv = 0; kv < shape_.kv_heads; ++kv) {
       const int64_t keys = key_lines(kv);
       trace.key_lines += keys;
-      trace.lines += keys + value_lines(kv);
+      trace.lines += keys;
     }
     show(trace);
   }
@@ -482,32 +487,23 @@ class RowRead {
 
   // A plane of a sealed page's channel is a line; a channel of an open block is one at any depth.
   int64_t key_lines(int kv) const {
+    const uint8_t* depths = state_.key_depths.data() + kv * d();
+    const int64_t planes = std::accumulate(depths, depths + d(), int64_t{0});
+    const int64_t channels = d() - std::count(depths, depths + d(), uint8_t{0});
     int64_t lines = 0;
     for (int i = 0; i < views_[kv].n_pieces(); ++i) {
       const Piece p = views_[kv].piece(i);
       const bool open = p.page * kPageTokens >= p.layer->sealed_tokens();
-      for (int c = 0; c < d(); ++c) {
-        const int depth = state_.key_depths[static_cast<size_t>(kv * d() + c)];
-        lines += open ? (depth > 0 ? (p.n + 63) / 64 : 0) : depth;
-      }
+      lines += open ? (p.n + 63) / 64 * channels : planes;
     }
     return lines;
   }
 
-  // Distinct lines, by first and last byte of each run: packets hold whole planes.
-  int64_t value_lines(int kv) const {
-    int64_t lines = 0;
-    for (const Segment& s : segments(kv)) {
-      const kernels::ValueLayout& layout = s.layer->value_layout();
-      int packet = -1, deepest = 0;
-      const auto close = [&] { lines += int64_t{deepest} * ((layout.plane_bytes() + 63) / 64); };
-      for (int j = s.begin; j < s.end; ++j) {
-        if (j / layout.per_packet != packet) close(), packet = j / layout.per_packet, deepest = 0;
-        deepest = std::max<int>(deepest, depths(s)[j - s.begin]);
-      }
-      close();
-    }
-    return lines;
+  // Packets hold whole planes, as deep as the deepest of their tokens is read.
+  int64_t value_lines(const Segment& s) const {
+    const kernels::ValueLayout& layout = s.layer->value_layout();
+    return kernels::packet_depths(layout, s.begin, s.end - s.begin, depths(s)) *
+           ((layout.plane_bytes() + 63) / 64);
   }
 
   const uint8_t* depths(const Segment& s) const { return state_.value_depths.data() + s.item; }
@@ -529,6 +525,15 @@ class RowRead {
     kernels::add_values(s.layer->value_layout(), s.layer->value_packets(s.head), s.begin,
                         s.end - s.begin, depths(s), alpha(head, s.slot), state_.slots,
                         shape_.group(), call_.precision, out, scratch_);
+    if (call_.trace != nullptr)
+      state_.value_lines[static_cast<size_t>(kv * 2 * kSegments + i)] = value_lines(s);
+  }
+
+  void count_value_lines() {
+    if (call_.trace == nullptr) return;
+    for (int kv = 0; kv < shape_.kv_heads; ++kv)
+      for (int i = 0; i < views_[kv].n_segments; ++i)
+        call_.trace->lines += state_.value_lines[static_cast<size_t>(kv * 2 * kSegments + i)];
   }
 
   // By the sum of |q'| over siblings; logits of the chosen alone get SparQ's temperature.
@@ -612,8 +617,7 @@ class RowRead {
       at.layer->decode_key(at.head, at.token, row);
       for (int head = first; head < first + group; ++head) {
         float* weight = alpha(head, at.slot);
-        partial(1, head)[0] +=
-            *weight * state_.factors[static_cast<size_t>(at.piece * shape_.heads + head)];
+        partial(1, head)[0] += *weight * *factor(head, at.piece);
         float sum = 0;
         for (int c = 0; c < d(); ++c) sum += q(head)[c] * row[c];
         *weight = sum * call_.logit_scale;
@@ -676,7 +680,8 @@ class RowRead {
       const int64_t tried = key_lines(kv);
       const int64_t again = whole_key_lines(kv);
       trace.key_lines += tried + again;
-      trace.lines += tried + again + value_lines(kv);
+      trace.lines += tried + again;
+      for (const Segment& s : segments(kv)) trace.lines += value_lines(s);
     }
     trace.key_bits += keys, trace.key_budget += keys;
     trace.value_bits += values, trace.value_budget += values;
@@ -791,6 +796,7 @@ void ReadWorkspace::reserve(const KvShape& shape, int n_tokens, int n_workers) {
   s.views.resize(kv_heads * static_cast<size_t>(s.n_workers));
   s.row_heads.resize(kv_heads);
   s.counts.resize(kv_heads);
+  s.value_lines.resize(kv_heads * 2 * kSegments);
   s.chosen_stride = static_cast<int64_t>(std::max(n, d));
   s.chosen = Buffer<uint32_t>(kv_heads * std::max(n, d));
   s.n_tokens = n_tokens, s.heads = shape.heads, s.head_dim = shape.head_dim;

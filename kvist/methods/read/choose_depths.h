@@ -57,7 +57,7 @@ class SharedDepths {
   // 4. One worker. Returns what choose_depths() returns.
   int64_t settle(std::span<const float> weights, std::span<uint8_t> depths) noexcept;
 
-  static constexpr int64_t kPiece = 8192;
+  static constexpr int64_t kPiece = 2048;
   static int n_pieces(size_t n) {
     return static_cast<int>((static_cast<int64_t>(n) + kPiece - 1) / kPiece);
   }
