@@ -40,13 +40,13 @@ BlockScratch::BlockScratch(const RankedSizes& sizes)
       index(static_cast<size_t>(kBlock * sizes.neighbours)),
       count(kBlock),
       turns(kBlock),
-      rows(static_cast<size_t>(kBlock * sizes.key_width())),
+      rows(static_cast<size_t>(kBlock * sizes.shape.head_dim)),
       block(static_cast<size_t>(kBlock * sizes.shape.head_dim)),
       x(static_cast<size_t>(sizes.chunks() * kBlock * kRankChunk)),
       page(sizes.basis_rows),
       depth(static_cast<size_t>(sizes.chunks() * kBlock)),
       by_tiles(static_cast<size_t>(sizes.chunks())),
-      tiles(kernels::has_basis_tiles() ? kernels::basis_scratch_bytes(sizes.chunks()) : 0) {}
+      tiles(kernels::has_basis_tiles() ? kernels::coefficient_tiles_bytes(sizes.chunks()) : 0) {}
 
 uint64_t BlockScratch::allocated_bytes() const {
   return rows.allocated_bytes() + block.allocated_bytes() + x.allocated_bytes() +
@@ -107,52 +107,67 @@ void read_block(const RankedView& view, int block, BlockScratch& scratch) noexce
       layer.read_block(block, view.sigma, view.row_depths, &scratch.page, scratch.x.data(),
                        scratch.depth.data(), scratch.chunks.data());
   if (view.is_expanded(block)) return;
+  if (view.key_tiles != nullptr) {
+    for (int k = 0; k < scratch.n_chunks; ++k)
+      scratch.by_tiles[static_cast<size_t>(k)] = {scratch.chunks[static_cast<size_t>(k)].x,
+                                                  scratch.chunks[static_cast<size_t>(k)].n_tokens};
+    kernels::make_coefficient_tiles(scratch.by_tiles.data(), scratch.n_chunks,
+                                    scratch.tiles.data());
+  }
   scratch.turns.resize(static_cast<size_t>(layer.block_tokens(block)));
   for (int i = 0; i < layer.block_tokens(block); ++i)
     scratch.turns[static_cast<size_t>(i)] = view.rotations->row(layer.position(block, i));
 }
 
-void mean_keys(const RankedView& view, const float* anchors, BlockScratch& scratch) noexcept {
-  kernels::mean_rows(anchors, anchors_of(view, scratch), static_cast<int>(scratch.turns.size()),
-                     view.key_width(), scratch.rows.data());
-}
-
-void add_residuals(const RankedView& view, int first, int last, BlockScratch& scratch) noexcept {
-  const int d = view.layer->shape().head_dim;
-  if (view.key_tiles != nullptr) {
-    for (int k = 0; k < scratch.n_chunks; ++k)
-      scratch.by_tiles[static_cast<size_t>(k)] = {scratch.chunks[static_cast<size_t>(k)].x,
-                                                  scratch.chunks[static_cast<size_t>(k)].n_tokens};
-    return kernels::add_basis_tiles(view.key_tiles, view.key_width(), first * d, last * d,
-                                    scratch.by_tiles.data(), scratch.n_chunks, scratch.rows.data(),
-                                    view.key_width(), scratch.tiles.data());
-  }
+void make_residuals(const RankedView& view, int head, BlockScratch& scratch) noexcept {
+  const int d = view.layer->shape().head_dim, n = static_cast<int>(scratch.turns.size());
+  if (view.key_tiles != nullptr)
+    return kernels::multiply_basis_tiles(view.key_tiles, view.key_width(), head * d, (head + 1) * d,
+                                         scratch.by_tiles.data(), scratch.n_chunks,
+                                         scratch.tiles.data(), n, scratch.rows.data(), d);
+  std::fill_n(scratch.rows.data(), n * d, 0.0f);
   for (int k = 0; k < scratch.n_chunks; ++k) {
     const RankedLayer::Chunk& chunk = scratch.chunks[static_cast<size_t>(k)];
-    kernels::add_basis_rows(
-        chunk.x, chunk.depth, chunk.n_tokens,
-        {view.basis->row(k * kRankChunk) + first * d, view.basis->width, (last - first) * d},
-        scratch.rows.data() + first * d, view.key_width());
+    kernels::add_basis_rows(chunk.x, chunk.depth, chunk.n_tokens,
+                            {view.basis->row(k * kRankChunk) + head * d, view.basis->width, d},
+                            scratch.rows.data(), d);
   }
 }
 
-void turn_keys(const RankedView& view, int first, int last, BlockScratch& scratch) noexcept {
+void turn_residuals(const RankedView& view, BlockScratch& scratch) noexcept {
   const int d = view.layer->shape().head_dim;
-  kernels::turn_rows(scratch.rows.data() + first * d, view.key_width(),
-                     static_cast<int>(scratch.turns.size()), last - first, d, scratch.turns.data(),
-                     turning(*view.rotations, false));
+  kernels::turn_rows(scratch.rows.data(), d, static_cast<int>(scratch.turns.size()), 1, d,
+                     scratch.turns.data(), turning(*view.rotations, false));
 }
 
-void make_keys(const RankedView& view, const float* anchors, BlockScratch& scratch) noexcept {
-  const int heads = view.layer->shape().kv_heads;
-  mean_keys(view, anchors, scratch);
-  add_residuals(view, 0, heads, scratch);
-  turn_keys(view, 0, heads, scratch);
+namespace {
+
+void turn_means(const RankedView& view, const float* anchors, int head, bool onto,
+                BlockScratch& scratch) {
+  const int d = view.layer->shape().head_dim;
+  kernels::turn_with_means(anchors + head * d, view.key_width(), anchors_of(view, scratch), onto,
+                           scratch.rows.data(), d, static_cast<int>(scratch.turns.size()), d,
+                           scratch.turns.data(), turning(*view.rotations, false));
 }
 
-std::vector<float> measure_residuals(const RankedView& view, ThreadPool& pool) {
+}  // namespace
+
+void make_keys(const RankedView& view, const float* anchors, int head,
+               BlockScratch& scratch) noexcept {
+  make_residuals(view, head, scratch);
+  turn_means(view, anchors, head, true, scratch);
+}
+
+void make_means(const RankedView& view, const float* anchors, int head,
+                BlockScratch& scratch) noexcept {
+  turn_means(view, anchors, head, false, scratch);
+}
+
+std::vector<float> measure_residuals(const RankedView& of, ThreadPool& pool) {
+  RankedView view = of;
+  view.key_tiles = nullptr;  // bounds: bf16 might fall short of them
   const RankedLayer& layer = *view.layer;
-  const int heads = layer.shape().kv_heads, d = layer.shape().head_dim, width = view.key_width();
+  const int heads = layer.shape().kv_heads, d = layer.shape().head_dim;
   std::vector<float> norms(static_cast<size_t>(layer.n_coded() * heads));
   RankedSizes sizes;
   sizes.cover(view);
@@ -161,11 +176,10 @@ std::vector<float> measure_residuals(const RankedView& view, ThreadPool& pool) {
     BlockScratch scratch(sizes);
     for (int block = next++; block < layer.n_blocks(); block = next++) {
       read_block(view, block, scratch);
-      std::fill_n(scratch.rows.data(), kBlock * width, 0.0f);
-      add_residuals(view, 0, heads, scratch);
-      for (int i = 0; i < layer.block_tokens(block); ++i) {
-        for (int head = 0; head < heads; ++head) {
-          const float* x = scratch.rows.data() + i * width + head * d;
+      for (int head = 0; head < heads; ++head) {
+        make_residuals(view, head, scratch);
+        for (int i = 0; i < layer.block_tokens(block); ++i) {
+          const float* x = scratch.rows.data() + i * d;
           double sum = 0;
           for (int c = 0; c < d; ++c) sum += double{x[c]} * double{x[c]};
           norms[static_cast<size_t>((block * kBlock + layer.order(block)[i]) * heads + head)] =
@@ -179,22 +193,21 @@ std::vector<float> measure_residuals(const RankedView& view, ThreadPool& pool) {
 
 namespace {
 
-// A block's keys of all heads from rows, in the type of the cache.
+// A block's keys of a head from rows, in the type of the cache.
 void store_keys(const KvShape& shape, const BlockScratch& scratch, std::byte* out) {
-  const int d = shape.head_dim, width = shape.kv_heads * d;
+  const int d = shape.head_dim;
   const std::vector<float> no_value(static_cast<size_t>(d));
   std::vector<float> no_values(static_cast<size_t>(d * kBlock));
-  for (int head = 0; head < shape.kv_heads; ++head) {
-    for (int i = 0; i < static_cast<int>(scratch.turns.size()); ++i)
-      kernels::store_token(out, no_values.data(), shape.type, d, i,
-                           scratch.rows.data() + int64_t{i} * width + head * d, no_value.data());
-    out += ExpandedKeys::block_bytes(shape) / static_cast<uint64_t>(shape.kv_heads);
-  }
+  for (int i = 0; i < static_cast<int>(scratch.turns.size()); ++i)
+    kernels::store_token(out, no_values.data(), shape.type, d, i, scratch.rows.data() + i * d,
+                         no_value.data());
 }
 
 }  // namespace
 
-ExpandedKeys expand_keys(const RankedView& view, uint64_t most_bytes, ThreadPool& pool) {
+ExpandedKeys expand_keys(const RankedView& of, uint64_t most_bytes, ThreadPool& pool) {
+  RankedView view = of;
+  view.key_tiles = nullptr;  // these are kept: in full precision
   const KvShape& shape = view.layer->shape();
   const uint64_t each = ExpandedKeys::block_bytes(shape);
   ExpandedKeys made;
@@ -216,8 +229,12 @@ ExpandedKeys expand_keys(const RankedView& view, uint64_t most_bytes, ThreadPool
     BlockScratch scratch(sizes);
     for (int block = next++; block < made.n_blocks; block = next++) {
       read_block(view, block, scratch);
-      make_keys(view, anchors.data(), scratch);
-      store_keys(shape, scratch, made.k.data() + each * static_cast<uint64_t>(block));
+      for (int head = 0; head < shape.kv_heads; ++head) {
+        make_keys(view, anchors.data(), head, scratch);
+        store_keys(shape, scratch,
+                   made.k.data() + each * static_cast<uint64_t>(block) +
+                       each / static_cast<uint64_t>(shape.kv_heads) * static_cast<uint64_t>(head));
+      }
     }
   });
   return made;

@@ -9,6 +9,7 @@
 
 #include "kvist/cache/ranked_layer.h"
 #include "kvist/core/thread_pool.h"
+#include "kvist/kernels/amx_tiles-inl.h"
 #include "kvist/kernels/ranked_tiles.h"
 #include "kvist/methods/rank/basis.h"
 #include "kvist/methods/rank/rotation_table.h"
@@ -77,13 +78,13 @@ struct BlockScratch {
   std::vector<uint16_t> index;                     // [64][neighbours] anchors
   std::vector<uint8_t> count;                      // [64] of them
   std::vector<const float*> turns;                 // [64] rotations
-  Buffer<float> rows;                              // [64][kv_heads * head_dim] keys
+  Buffer<float> rows;                              // [64][head_dim] keys of a head
   Buffer<float> block;                             // [head_dim][64] keys of a head
   Buffer<float> x;                                 // [chunks][64][32] coefficients
   RankedLayer::Page page;                          // of tree codes; forgotten between layers
   std::vector<uint8_t> depth;                      // [chunks][64]
   std::vector<kernels::CoefficientRows> by_tiles;  // [chunks]
-  Buffer<std::byte> tiles;
+  Buffer<std::byte> tiles;                         // of the coefficients
 };
 
 // Keys of the exact tokens [begin, end) of `head`, turned back to before RoPE, those that are
@@ -97,14 +98,25 @@ inline kernels::AnchorLists anchors_of(const RankedView& view, const BlockScratc
 Buffer<std::byte> key_tiles_of(const RankBasisLayer& basis, const KvShape& shape);
 // Coefficients and neighbours of a block, and rotations unless its keys are expanded.
 void read_block(const RankedView& view, int block, BlockScratch& scratch) noexcept;
-// After read_block(), into scratch.rows: the means of its tokens' anchors; plus what coefficients
-// add to the heads [first, last); those heads turned to the tokens' positions. anchors
+// After read_block(): what its coefficients add to the keys of a head, before RoPE, and its keys as
+// attention reads them, or only the means of their anchors; each into scratch.rows. anchors
 // [anchors][kv_heads * head_dim] as from unturn_anchors().
-void mean_keys(const RankedView& view, const float* anchors, BlockScratch& scratch) noexcept;
-void add_residuals(const RankedView& view, int first, int last, BlockScratch& scratch) noexcept;
-void turn_keys(const RankedView& view, int first, int last, BlockScratch& scratch) noexcept;
-// The three of them for all heads: keys as attention reads them.
-void make_keys(const RankedView& view, const float* anchors, BlockScratch& scratch) noexcept;
+void make_residuals(const RankedView& view, int head, BlockScratch& scratch) noexcept;
+void turn_residuals(const RankedView& view, BlockScratch& scratch) noexcept;  // after the former
+void make_keys(const RankedView& view, const float* anchors, int head,
+               BlockScratch& scratch) noexcept;
+void make_means(const RankedView& view, const float* anchors, int head,
+                BlockScratch& scratch) noexcept;
+// Where a view has tiles the four need them, for as long as blocks are read.
+class KeyTileScope {
+ public:
+  explicit KeyTileScope(const RankedView& view) {
+    if (view.key_tiles != nullptr) scope_.emplace();
+  }
+
+ private:
+  std::optional<kernels::internal::TileScope> scope_;
+};
 // [coded][kv_heads] lengths of what coefficients add to a key, not less than they are.
 std::vector<float> measure_residuals(const RankedView& view, ThreadPool& pool);
 

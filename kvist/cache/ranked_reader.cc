@@ -48,8 +48,24 @@ struct Segment {
   int64_t blocks = 0, skipped = 0;  // of a KV head each
 };
 
+// Whether trying to skip a head's next block is worth it: each failure in a row after the first
+// doubles the blocks that are read without trying.
+struct SkipHope {
+  int failures = 0, wait = 0;
+  bool due() {
+    if (wait == 0) return true;
+    --wait;
+    return false;
+  }
+  void tried(bool skipped) {
+    failures = skipped ? 0 : std::min(failures + 1, 4);
+    wait = failures == 0 ? 0 : (1 << (failures - 1)) - 1;
+  }
+};
+
 struct Scratch {
   BlockScratch block;
+  std::vector<SkipHope> hopes;   // [kv_heads] of the segment that is read
   Buffer<float> s;               // [score rows][64]
   Buffer<float> more;            // the same, of what coefficients add
   Buffer<float> factor;          // [padded rows]
@@ -228,7 +244,9 @@ class Pass {
     std::fill_n(to.shares.data(), int64_t{n_anchors_} * padded_, 0.0f);
     to.coded_bytes = to.blocks = to.skipped = 0;
     if (view_.skip) measure_queries();
+    std::fill(scratch_.hopes.begin(), scratch_.hopes.end(), SkipHope());
     scratch_.block.page.forget();
+    const KeyTileScope scope(view_);
     const int end = std::min(layer_.n_blocks(), (index + 1) * per_segment_);
     for (int block = index * per_segment_; block < end; ++block) read(block, to);
   }
@@ -267,32 +285,26 @@ class Pass {
       return;
     }
     BlockScratch& b = scratch_.block;
-    if (!view_.skip) {
-      make_keys(view_, state_.anchors.data(), b);
-      for (int head = 0; head < shape_.kv_heads; ++head) score_rows(head, scratch_.s);
-      return;
-    }
-    // Logits of the anchors' means; what coefficients add only where it can matter.
-    mean_keys(view_, state_.anchors.data(), b);
-    turn_keys(view_, 0, shape_.kv_heads, b);
-    for (int head = 0; head < shape_.kv_heads; ++head) score_rows(head, scratch_.s);
-    int first = shape_.kv_heads, last = 0;
     for (int head = 0; head < shape_.kv_heads; ++head) {
-      if (negligible(block, head, to)) {
-        std::fill_n(scratch_.s.data() + int64_t{head} * group_rows_ * kBlock, group_rows_ * kBlock,
-                    kUnseen);
-        ++to.skipped;
-      } else {
-        first = std::min(first, head), last = head + 1;
+      if (!view_.skip || !scratch_.hopes[static_cast<size_t>(head)].due()) {
+        make_keys(view_, state_.anchors.data(), head, b);
+        score_rows(head, scratch_.s);
+        continue;
       }
-    }
-    if (first >= last) return;
-    std::fill_n(b.rows.data(), int64_t{kBlock} * view_.key_width(), 0.0f);
-    add_residuals(view_, first, last, b);
-    turn_keys(view_, first, last, b);
-    for (int head = first; head < last; ++head) {
-      score_rows(head, scratch_.more);
+      // Logits of the anchors' means; what coefficients add only where it can matter.
+      make_means(view_, state_.anchors.data(), head, b);
+      score_rows(head, scratch_.s);
       const int64_t at = int64_t{head} * group_rows_ * kBlock;
+      const bool skipped = negligible(block, head, to);
+      scratch_.hopes[static_cast<size_t>(head)].tried(skipped);
+      if (skipped) {
+        std::fill_n(scratch_.s.data() + at, group_rows_ * kBlock, kUnseen);
+        ++to.skipped;
+        continue;
+      }
+      make_residuals(view_, head, b);
+      turn_residuals(view_, b);
+      score_rows(head, scratch_.more);
       kernels::add_scaled(scratch_.more.data() + at, int64_t{group_rows_} * kBlock, 1,
                           scratch_.s.data() + at);
     }
@@ -306,8 +318,8 @@ class Pass {
   // Of the block's rows.
   void score_rows(int head, Buffer<float>& s) {
     BlockScratch& b = scratch_.block;
-    kernels::columns_from_rows(b.rows.data() + head * d(), view_.key_width(),
-                               static_cast<int>(b.turns.size()), d(), b.block.data());
+    kernels::columns_from_rows(b.rows.data(), d(), static_cast<int>(b.turns.size()), d(),
+                               b.block.data());
     score_head(head, b.block.data(), Scalar::f32, s);
   }
 
@@ -539,6 +551,7 @@ void RankedWorkspace::reserve(const RankedSizes& sizes, int n_rows, int n_worker
   for (int i = 0; i < s.n_workers; ++i) {
     Scratch& scratch = s.scratch.emplace_back();
     scratch.block = BlockScratch(sizes);
+    scratch.hopes.resize(static_cast<size_t>(shape.kv_heads));
     scratch.s = Buffer<float>(padded * kBlock);
     scratch.more = Buffer<float>(padded * kBlock);
     scratch.factor = Buffer<float>(padded);

@@ -39,31 +39,37 @@ void narrow_numbers(const float* HWY_RESTRICT in, int64_t n, float by, f16* HWY_
   for (; i < n; ++i) out[i] = to_f16(by * in[i]);
 }
 
-void mean_of_rows(const float* HWY_RESTRICT rows, const AnchorLists& anchors, int n, int width,
-                  float* HWY_RESTRICT out) {
-  for (int t = 0; t < n; ++t, out += width) {
-    const uint16_t* index = anchors.index + int64_t{t} * anchors.stride;
-    const int c = anchors.count[t];
-    if (c == 0) {
-      std::fill_n(out, width, 0.0f);
-      continue;
-    }
-    const bool exact = (c & (c - 1)) == 0;  // 1 / c is
-    const float share = 1.0f / static_cast<float>(c), count = static_cast<float>(c);
-    const Vec vshare = hn::Set(Floats(), share), vcount = hn::Set(Floats(), count);
-    int k = 0;
-    for (; k + kLanes <= width; k += kLanes) {
-      Vec sum = hn::LoadU(Floats(), rows + int64_t{index[0]} * width + k);
-      for (int i = 1; i < c; ++i)
-        sum = hn::Add(sum, hn::LoadU(Floats(), rows + int64_t{index[i]} * width + k));
-      hn::StoreU(exact ? hn::Mul(sum, vshare) : hn::Div(sum, vcount), Floats(), out + k);
-    }
-    for (; k < width; ++k) {
-      float sum = rows[int64_t{index[0]} * width + k];
-      for (int i = 1; i < c; ++i) sum += rows[int64_t{index[i]} * width + k];
-      out[k] = exact ? sum * share : sum / count;
-    }
+// The mean of the rows of token t's anchors into out, or onto it.
+template <bool kOnto>
+HWY_INLINE void mean_of(const float* HWY_RESTRICT rows, int64_t row_stride,
+                        const AnchorLists& anchors, int t, int width, float* HWY_RESTRICT out) {
+  const uint16_t* index = anchors.index + int64_t{t} * anchors.stride;
+  const int c = anchors.count[t];
+  if (c == 0) {
+    if (!kOnto) std::fill_n(out, width, 0.0f);
+    return;
   }
+  const bool exact = (c & (c - 1)) == 0;  // 1 / c is
+  const float share = 1.0f / static_cast<float>(c), count = static_cast<float>(c);
+  const Vec vshare = hn::Set(Floats(), share), vcount = hn::Set(Floats(), count);
+  int k = 0;
+  for (; k + kLanes <= width; k += kLanes) {
+    Vec sum = hn::LoadU(Floats(), rows + index[0] * row_stride + k);
+    for (int i = 1; i < c; ++i)
+      sum = hn::Add(sum, hn::LoadU(Floats(), rows + index[i] * row_stride + k));
+    const Vec mean = exact ? hn::Mul(sum, vshare) : hn::Div(sum, vcount);
+    hn::StoreU(kOnto ? hn::Add(mean, hn::LoadU(Floats(), out + k)) : mean, Floats(), out + k);
+  }
+  for (; k < width; ++k) {
+    float sum = rows[index[0] * row_stride + k];
+    for (int i = 1; i < c; ++i) sum += rows[index[i] * row_stride + k];
+    const float mean = exact ? sum * share : sum / count;
+    out[k] = kOnto ? mean + out[k] : mean;
+  }
+}
+
+void mean_of_rows(const float* rows, const AnchorLists& anchors, int n, int width, float* out) {
+  for (int t = 0; t < n; ++t) mean_of<false>(rows, width, anchors, t, width, out + t * width);
 }
 
 // Vectors of a register tile of 4 rows.
@@ -173,6 +179,16 @@ void turn_all(float* rows, int64_t row_stride, int n, int heads, int head_dim,
   for (int t = 0; t < n; ++t)
     for (int head = 0; head < heads; ++head)
       turn_head(rows + t * row_stride + head * head_dim, turns[t], how);
+}
+
+void turn_means(const float* anchors, int64_t anchor_stride, const AnchorLists& lists, bool onto,
+                float* rows, int64_t row_stride, int n, int head_dim, const float* const* turns,
+                const Turn& how) {
+  for (int t = 0; t < n; ++t, rows += row_stride) {
+    onto ? mean_of<true>(anchors, anchor_stride, lists, t, head_dim, rows)
+         : mean_of<false>(anchors, anchor_stride, lists, t, head_dim, rows);
+    turn_head(rows, turns[t], how);
+  }
 }
 
 #if HWY_TARGET == HWY_SCALAR
@@ -413,6 +429,7 @@ HWY_EXPORT(narrow_numbers);
 HWY_EXPORT(mean_of_rows);
 HWY_EXPORT(add_rows);
 HWY_EXPORT(turn_all);
+HWY_EXPORT(turn_means);
 HWY_EXPORT(to_columns);
 HWY_EXPORT(score);
 HWY_EXPORT(values);
@@ -444,6 +461,12 @@ void add_basis_rows(const float* x, const uint8_t* depth, int n, const BasisSlic
 void turn_rows(float* rows, int64_t row_stride, int n, int heads, int head_dim,
                const float* const* turns, const Turn& how) noexcept {
   HWY_DYNAMIC_DISPATCH(turn_all)(rows, row_stride, n, heads, head_dim, turns, how);
+}
+void turn_with_means(const float* anchors, int64_t anchor_stride, const AnchorLists& lists,
+                     bool onto, float* rows, int64_t row_stride, int n, int head_dim,
+                     const float* const* turns, const Turn& how) noexcept {
+  HWY_DYNAMIC_DISPATCH(turn_means)
+  (anchors, anchor_stride, lists, onto, rows, row_stride, n, head_dim, turns, how);
 }
 void columns_from_rows(const float* rows, int64_t row_stride, int n, int head_dim,
                        float* out) noexcept {

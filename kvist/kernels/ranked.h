@@ -47,6 +47,11 @@ struct Turn {
 };
 void turn_rows(float* rows, int64_t row_stride, int n, int heads, int head_dim,
                const float* const* turns, const Turn& how) noexcept;
+// The same of one head after the mean of its anchors' rows was added, as mean_rows() has it, or put
+// there where `onto` is false; anchors' rows lie anchor_stride apart.
+void turn_with_means(const float* anchors, int64_t anchor_stride, const AnchorLists& lists,
+                     bool onto, float* rows, int64_t row_stride, int n, int head_dim,
+                     const float* const* turns, const Turn& how) noexcept;
 
 // out [head_dim][64]: its first n <= 64 columns from rows [n] of head_dim numbers, row_stride
 // apart.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Coefficients times a basis on AMX tiles, both as two bf16 parts: three of the four products, so
-// that an error is about 2^-16 of a product, less than that of f16 coefficients.
+// Coefficients times a basis on AMX tiles, both rounded to bf16, as keys and queries are where
+// attention runs on tiles.
 #pragma once
 
 #include <cstddef>
@@ -17,17 +17,21 @@ bool has_basis_tiles() noexcept;
 size_t basis_tiles_bytes(int n_rows, int width) noexcept;
 void make_basis_tiles(const BasisSlice& basis, int n_rows, std::byte* out) noexcept;
 
-// Coefficients of the first n_tokens tokens of a block, rows 32 k on of the basis; [n_tokens][32].
+// Coefficients of the first n_tokens tokens of a block, for the rows 32 k on of the basis:
+// [n_tokens][32]. Chunks reach fewer and fewer tokens.
 struct CoefficientRows {
   const float* x = nullptr;
   int n_tokens = 0;
 };
-// rows[t] += sum over chunks k of x_k[t] times the basis, for the columns [first, last) of `width`,
-// both multiples of 16; rows [64][row_stride] from column 0 on. `tiles` are 64-byte aligned, as is
-// scratch, basis_scratch_bytes(n_chunks).
-size_t basis_scratch_bytes(int n_chunks) noexcept;
-void add_basis_tiles(const std::byte* tiles, int width, int first, int last,
-                     const CoefficientRows* chunks, int n_chunks, float* rows, int64_t row_stride,
-                     std::byte* scratch) noexcept;
+size_t coefficient_tiles_bytes(int n_chunks) noexcept;
+void make_coefficient_tiles(const CoefficientRows* chunks, int n_chunks, std::byte* out) noexcept;
+
+// rows[t] = sum over chunks k of x_k[t] times the basis, for the columns [first, last) of `width`,
+// multiples of 16, of n_tokens <= 64 tokens; rows [64][row_stride] from column `first` on, those of
+// further tokens undefined. Within an internal::TileScope. `tiles` and `left`, of the two calls
+// above, are 64-byte aligned.
+void multiply_basis_tiles(const std::byte* tiles, int width, int first, int last,
+                          const CoefficientRows* chunks, int n_chunks, const std::byte* left,
+                          int n_tokens, float* rows, int64_t row_stride) noexcept;
 
 }  // namespace kvist::kernels
