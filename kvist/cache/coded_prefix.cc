@@ -114,6 +114,8 @@ CodedPrefix::CodedPrefix(std::unique_ptr<PlainPrefix> plain,
       plan_(plan),
       layers_(static_cast<size_t>(plain_->n_layers())) {
   check_fits(shape(), n_layers(), *model_, plan);
+  for (int layer = 0; layer < n_layers(); ++layer)
+    plans_.push_back(at_layer(plan, layer, n_layers()));
 }
 
 CodedPrefix::CodedPrefix(const KvShape& shape, std::vector<DenseLayer> layers, int n_tokens,
@@ -228,8 +230,8 @@ std::vector<SuffixLayer> CodedPrefix::new_suffix() const {
 void CodedPrefix::attend(const AttendCall& call, AttendWorkspace& workspace,
                          Worker worker) const noexcept {
   if (!is_coded(call.layer)) return plain_->attend(call, workspace, worker);
-  read_coded(coded(call.layer), shape(), model_->layer(call.layer), plan_, call, workspace.read(),
-             worker);
+  read_coded(coded(call.layer), shape(), model_->layer(call.layer),
+             plans_[static_cast<size_t>(call.layer)], call, workspace.read(), worker);
 }
 
 std::vector<int32_t> CodedPrefix::kept(int layer, int head) const {

@@ -92,6 +92,7 @@ class CodedPrefix final : public PrefixCache {
   std::unique_ptr<PlainPrefix> plain_;  // the layers that are not coded
   std::shared_ptr<const CodedModel> model_;
   ReadPlan plan_;
+  std::vector<ReadPlan> plans_;  // [layers]
   std::vector<Layer> layers_;
 };
 

@@ -92,12 +92,13 @@ Results work(Dump& dump, DecodeQueries& queries, const CodedModel& code, const R
     const Dump::Layer in = dump.load(i, true, pool);
     const std::vector<float> q = queries.load(i);
     const int layer = in.input.layer;
-    CodedLayer coded = code_layer(in.input, queries.heads(), code.layer(layer), plan);
+    const ReadPlan own = at_layer(plan, layer, in.input.n_layers);
+    CodedLayer coded = code_layer(in.input, queries.heads(), code.layer(layer), own);
     add_codes(coded, results);
     std::vector<RowReading> rows;
     for (int row = 0; row < queries.n(); ++row) {
       const float* at = q.data() + int64_t{row} * queries.heads() * dump.head_dim();
-      rows.push_back(read_row(coded, plan, at, queries.positions()[static_cast<size_t>(row)] + 1,
+      rows.push_back(read_row(coded, own, at, queries.positions()[static_cast<size_t>(row)] + 1,
                               in.input.logit_scale, workspace));
       add_row(rows.back(), layer, row, dump.tokens(), dump.kv_heads(), results);
     }

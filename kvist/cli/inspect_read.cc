@@ -39,7 +39,7 @@ struct View {
 
 void view_layer(const ReadInspection& options, const Loaded& loaded, const LayerInput& input,
                 ReadWorkspace& workspace, View& view) {
-  const ReadPlan plan = loaded.recipe.spec.reading()->plan;
+  const ReadPlan plan = at_layer(loaded.recipe.spec.reading()->plan, input.layer, input.n_layers);
   LayerView& seen = view.layers.emplace_back();
   Depths::Layer& depths = view.depths.layers.emplace_back();
   seen.coded = !is_protected(plan, input.layer, input.n_layers);

@@ -176,11 +176,13 @@ TEST(Spec, ReadKvDividesItsBitsBetweenKeysAndValues) {
   EXPECT_EQ(sharp.plan.value_rate, (Ratio{1, 1}));
   EXPECT_EQ(sharp.plan.sinks, 4);
   EXPECT_TRUE(sharp.basis.klt);
+  EXPECT_EQ(sharp.plan.tilt, (Ratio{1, 6}));
   const Reading odd = reading_of("readkv(preset=sharp,store=4,read=3,sinks=0,transform=hadamard)");
   EXPECT_EQ(odd.plan.key_rate, (Ratio{4, 1})) << "no more than is stored";
   EXPECT_EQ(odd.plan.value_rate, (Ratio{2, 1}));
   EXPECT_EQ(odd.plan.sinks, 0);
   EXPECT_FALSE(odd.basis.klt);
+  EXPECT_EQ(odd.plan.tilt, (Ratio{0, 1}));
   EXPECT_EQ(reading_of("readkv(preset=sharp,read=1.5)").plan.key_rate, (Ratio{9, 4}));
   const ReadPlan given = reading_of("readkv(preset=sharp,read_keys=2,read_values=0.5)").plan;
   EXPECT_EQ(given.key_rate, (Ratio{2, 1}));
@@ -194,7 +196,8 @@ TEST(Spec, SparQSaysWhatIsReadByItself) {
   EXPECT_EQ(plan.sparq_tokens, 128);
   EXPECT_FALSE(reading_of("readkv").plan.sparq());
   for (const char* text :
-       {"readkv(sparq=32,read=4)", "readkv(sparq=32,sinks=4)", "readkv(sparq=32,preset=sharp)"})
+       {"readkv(sparq=32,read=4)", "readkv(sparq=32,sinks=4)", "readkv(tilt=0.1,uniform=keys)",
+        "readkv(sparq=32,tilt=0.1)", "readkv(tilt=2)", "readkv(sparq=32,preset=sharp)"})
     EXPECT_THROW(parse_spec(text), Error) << text;
 }
 

@@ -10,9 +10,12 @@
 namespace kvist {
 
 struct ReadPlan {
-  int width = 8;                // W, bits kept of each number, 1 .. 8
-  Ratio key_rate{2, 1};         // R_K, mean bits read of a key's number
-  Ratio value_rate{2, 1};       // R_V
+  int width = 8;           // W, bits kept of each number, 1 .. 8
+  Ratio key_rate{2, 1};    // R_K, mean bits read of a key's number
+  Ratio value_rate{2, 1};  // R_V
+  // Share of R_K that the first layer reads beyond it and the last one less, linearly between; as
+  // much as W leaves room for. See at_layer().
+  Ratio tilt{0, 1};
   bool per_head = false;        // each KV head has a budget of its own
   int min_depth = 0;            // bits that every channel and token gets, 0 or 1
   bool pairs = false;           // two adjacent tokens share a depth
@@ -45,6 +48,10 @@ struct ReadPlan {
 // Throws Error(invalid_argument) naming the field that is out of range, or two that exclude each
 // other.
 void check(const ReadPlan& plan);
+
+// The plan of one layer of a model: key_rate is what the tilt makes of it. Over all layers its mean
+// is that of `plan`.
+ReadPlan at_layer(const ReadPlan& plan, int layer, int n_layers);
 
 // Whether a layer of a model stays dense: the first and last `protect`, at most half the layers.
 bool is_protected(const ReadPlan& plan, int layer, int n_layers);

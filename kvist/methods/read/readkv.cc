@@ -16,8 +16,8 @@ constexpr OptionSpec kOptions[] = {
      .fallback = "paper",
      .unit = "",
      .help =
-         "sharp: transform=klt, sinks=4, and of the bits read three for keys to one for values, "
-         "where those are not given; loses less at every rate",
+         "sharp: transform=klt with tilt=1/6, sinks=4, and of the bits read three for keys to one "
+         "for values, where those are not given; loses less at every rate",
      .choices = "paper|sharp"},
     {.name = "store",
      .kind = Kind::integer,
@@ -46,6 +46,13 @@ constexpr OptionSpec kOptions[] = {
      .help = "R_V, the same for values alone",
      .choices = "read",
      .most = 8},
+    {.name = "tilt",
+     .kind = Kind::number,
+     .fallback = "0",
+     .unit = "",
+     .help = "share of read_keys that the first layer reads beyond it and the last one less, "
+             "linearly between",
+     .most = 1},
     {.name = "transform",
      .kind = Kind::choice,
      .fallback = "hadamard",
@@ -209,6 +216,9 @@ Reading reading(const Options& o) {
   p.protect = static_cast<int>(o.integer("protect"));
   p.sparq_channels = static_cast<int>(o.integer("sparq"));
   p.sparq_tokens = static_cast<int>(o.integer("tokens"));
+  r.basis.klt = sharp && !o.given("transform") ? true : o.text("transform") == "klt";
+  // Without fitted transforms early layers do not gain from it.
+  p.tilt = sharp && r.basis.klt && !o.given("tilt") ? Ratio{1, 6} : o.ratio("tilt");
   for (const char* other : {"read", "read_keys", "read_values"})
     if (p.sparq() && o.given(other))
       throw Error(ErrorKind::invalid_argument,
@@ -216,7 +226,6 @@ Reading reading(const Options& o) {
   check(p);
   r.basis.seed = static_cast<uint64_t>(o.integer("seed"));
   r.basis.layer_signs = o.text("signs") == "per_layer";
-  r.basis.klt = sharp && !o.given("transform") ? true : o.text("transform") == "klt";
   r.calibrate_on_prompt = o.text("calibration") == "prompt";
   return r;
 }

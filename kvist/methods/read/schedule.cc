@@ -3,6 +3,7 @@
 #include "kvist/methods/read/schedule.h"
 
 #include <algorithm>
+#include <numeric>
 #include <string>
 
 #include "kvist/core/error.h"
@@ -121,6 +122,10 @@ void check(const ReadPlan& plan) {
   };
   check_rate("key_rate", plan.key_rate, plan.uniform_keys);
   check_rate("value_rate", plan.value_rate, plan.uniform_values);
+  if (plan.tilt.num < 0 || plan.tilt.num > plan.tilt.den)
+    refuse(str("tilt is ", plan.tilt.text(), ", expected 0 to 1"));
+  if (plan.tilt.num != 0 && plan.uniform_keys)
+    refuse("tilt gives layers different bits, but uniform keys are read equally deep everywhere");
   if (plan.min_depth < 0 || plan.min_depth > 1)
     refuse(str("min_depth is ", plan.min_depth, ", expected 0 or 1"));
   if (plan.low < 0 || plan.low > 1) refuse(str("low is ", plan.low, ", expected 0 or 1"));
@@ -141,11 +146,28 @@ void check(const ReadPlan& plan) {
     refuse(str("sparq reads channels at ", ReadPlan::kSparqDepth, " bits, but ", plan.width,
                " are stored"));
   if (plan.sinks > 0 || plan.recent > 0 || plan.min_depth > 0 || plan.per_head || plan.pairs ||
-      plan.uniform_keys || plan.uniform_values || plan.two_depth_keys || plan.two_depth_values ||
-      plan.calibrated_keys || plan.physical_values)
+      plan.tilt.num != 0 || plan.uniform_keys || plan.uniform_values || plan.two_depth_keys ||
+      plan.two_depth_values || plan.calibrated_keys || plan.physical_values)
     refuse(
         "sparq chooses by its own rule: of the reader's switches only store and protect go "
         "with it");
+}
+
+ReadPlan at_layer(const ReadPlan& plan, int layer, int n_layers) {
+  ReadPlan out = plan;
+  out.tilt = {0, 1};
+  if (plan.tilt.num == 0 || n_layers < 2) return out;
+  const auto lowest = [](int64_t num, int64_t den) {
+    const int64_t common = std::gcd(num, den);
+    return Ratio{num / common, den / common};
+  };
+  const Ratio mean = plan.key_rate;
+  const Ratio asked = lowest(mean.num * plan.tilt.num, mean.den * plan.tilt.den);
+  const Ratio room{plan.width * mean.den - mean.num, mean.den};
+  const Ratio most = asked.num * room.den <= room.num * asked.den ? asked : room;
+  const Ratio more = lowest(most.num * (n_layers - 1 - 2 * layer), most.den * (n_layers - 1));
+  out.key_rate = lowest(mean.num * more.den + more.num * mean.den, mean.den * more.den);
+  return out;
 }
 
 bool is_protected(const ReadPlan& plan, int layer, int n_layers) {

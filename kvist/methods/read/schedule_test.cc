@@ -97,6 +97,24 @@ TEST(Schedule, RefusesPlansThatCannotBe) {
     EXPECT_THROW(check(plan), Error);
 }
 
+TEST(Schedule, TiltMovesKeyBitsToEarlyLayersAndKeepsTheirMean) {
+  const ReadPlan plan{.key_rate = {3, 1}, .value_rate = {1, 1}, .tilt = {1, 6}};
+  EXPECT_EQ(at_layer(plan, 0, 31).key_rate, (Ratio{7, 2}));
+  EXPECT_EQ(at_layer(plan, 15, 31).key_rate, (Ratio{3, 1}));
+  EXPECT_EQ(at_layer(plan, 30, 31).key_rate, (Ratio{5, 2}));
+  EXPECT_EQ(at_layer(plan, 0, 31).value_rate, (Ratio{1, 1}));
+  EXPECT_EQ(at_layer(plan, 0, 1).key_rate, (Ratio{3, 1}));
+  // 7 (1 + 1/2) is more than is stored: the first layer reads all, the last as much less.
+  const ReadPlan much{.key_rate = {7, 1}, .tilt = {1, 2}};
+  EXPECT_EQ(at_layer(much, 0, 4).key_rate, (Ratio{8, 1}));
+  EXPECT_EQ(at_layer(much, 3, 4).key_rate, (Ratio{6, 1}));
+  for (const auto& [one, n] : {std::pair{plan, 30}, {plan, 7}, {much, 30}}) {
+    double sum = 0;
+    for (int layer = 0; layer < n; ++layer) sum += at_layer(one, layer, n).key_rate.value();
+    EXPECT_NEAR(sum / n, one.key_rate.value(), 1e-12);
+  }
+}
+
 TEST(Schedule, ProtectsAtMostHalfTheLayersAtEachEnd) {
   const ReadPlan plan{.protect = 2};
   EXPECT_TRUE(is_protected(plan, 1, 30));
