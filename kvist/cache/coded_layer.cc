@@ -181,8 +181,7 @@ void CodedLayer::write_block(int head, int token, int n, const float* k, const f
   uint8_t* open = open_[h].data() + int64_t{at / kernels::kBlock} * size;
   encode_side(k, *code_->u_k[h], code_->mu_k, code_->sigma_k, dense_k_, open);
   encode_side(v, *code_->u_v[h], code_->mu_v, code_->sigma_v, dense_v_, leaves);
-  for (int t = 0; t < n; ++t)
-    for (int c = 0; c < d; ++c) rows[t * d + c] = leaves[c * kernels::kBlock + t];
+  kernels::token_rows(leaves, d, n, rows);
   kernels::store_values(layout_, values_[h].data(), token, n, rows);
 }
 

@@ -35,26 +35,95 @@ bool bytes_here() {
 using Codes = hn::CappedTag<float, 16>;
 constexpr int kCodes = static_cast<int>(hn::MaxLanes(Codes()));
 
-// Leaves of 16 or fewer quotients; *finite is cleared where one is not. The guide tells how many
-// thresholds lie below a bin, and at most two lie between its start and the end of the next.
-HWY_INLINE void leaves_of(hn::Vec<Codes> z, const int32_t* guide, bool* finite, uint8_t* leaf) {
-  const Codes d;
-  const hn::RebindToSigned<Codes> di;
-  const hn::CappedTag<uint8_t, kCodes> d8;
-  *finite &= hn::AllTrue(d, hn::Le(hn::Abs(z), hn::Set(d, 3.4028235e38f)));
-  const auto ends = hn::Set(d, static_cast<float>(internal::kGuideReach));
-  const auto near = hn::Min(hn::Max(z, hn::Neg(ends)), ends);
-  const auto scaled =
-      hn::Mul(hn::Add(near, ends), hn::Set(d, static_cast<float>(internal::kGuideBins)));
-  // Adding the reach rounds, which may carry z over the edge of its bin: the bin before is safe.
-  const auto one = hn::Set(di, 1);
-  const auto bin = hn::Sub(hn::Max(hn::ConvertTo(di, scaled), one), one);
-  auto count = hn::GatherIndex(di, guide, bin);
-  for (int step = 0; step < 2; ++step) {
-    const auto right = hn::Ge(z, hn::GatherIndex(d, internal::guarded_thresholds(), count));
-    count = hn::IfThenElse(hn::RebindMask(di, right), hn::Add(count, one), count);
+#if HWY_TARGET <= HWY_AVX3
+// Thresholds of each level of the tree by the prefix that leads there: in registers all of them, as
+// gathers of 16 would take three times as long.
+struct LevelTables {
+  alignas(64) float at[kTreeDepth][1 << (kTreeDepth - 1)];
+};
+inline const LevelTables& level_tables() {
+  static const LevelTables made = [] {
+    LevelTables t{};
+    for (int level = 0; level < kTreeDepth; ++level)
+      for (int prefix = 0; prefix < 1 << level; ++prefix)
+        t.at[level][prefix] = kTreeThresholds[((2 * prefix + 1) << (kTreeDepth - 1 - level)) - 1];
+    return t;
+  }();
+  return made;
+}
+
+class Descent {
+ public:
+  Descent() : tables_(level_tables()) {}
+  HWY_INLINE __m512i leaves(__m512 z) const {
+    const __m512i one = _mm512_set1_epi32(1);
+    const auto down = [=](__m512i prefix, __m512 threshold) HWY_ATTR {
+      const __mmask16 right = _mm512_cmp_ps_mask(z, threshold, _CMP_GE_OQ);
+      prefix = _mm512_add_epi32(prefix, prefix);
+      return _mm512_mask_add_epi32(prefix, right, prefix, one);
+    };
+    __m512i prefix = down(_mm512_setzero_si512(), _mm512_set1_ps(tables_.at[0][0]));
+#pragma GCC unroll 4
+    for (int level = 1; level < 5; ++level)
+      prefix = down(prefix, _mm512_permutexvar_ps(prefix, some(level, 0)));
+    prefix = down(prefix, of32(5, 0, prefix));
+    const __mmask16 second = _mm512_test_epi32_mask(prefix, _mm512_set1_epi32(32));
+    prefix = down(prefix, _mm512_mask_blend_ps(second, of32(6, 0, prefix), of32(6, 1, prefix)));
+    const __mmask16 odd = _mm512_test_epi32_mask(prefix, _mm512_set1_epi32(32));
+    const __mmask16 upper = _mm512_test_epi32_mask(prefix, _mm512_set1_epi32(64));
+    const __m512 low = _mm512_mask_blend_ps(odd, of32(7, 0, prefix), of32(7, 1, prefix));
+    const __m512 high = _mm512_mask_blend_ps(odd, of32(7, 2, prefix), of32(7, 3, prefix));
+    return down(prefix, _mm512_mask_blend_ps(upper, low, high));
   }
-  hn::StoreU(hn::DemoteTo(d8, count), d8, leaf);
+
+ private:
+  HWY_INLINE __m512 some(int level, int i) const {
+    return _mm512_load_ps(tables_.at[level] + 16 * i);
+  }
+  HWY_INLINE __m512 of32(int level, int i, __m512i prefix) const {
+    return _mm512_permutex2var_ps(some(level, 2 * i), prefix, some(level, 2 * i + 1));
+  }
+  const LevelTables& tables_;
+};
+#else
+// The guide tells how many thresholds lie below a bin, and at most two lie between its start and
+// the end of the next.
+class Descent {
+ public:
+  Descent() : guide_(internal::tree_guide()) {}
+  HWY_INLINE hn::Vec<hn::RebindToSigned<Codes> > leaves(hn::Vec<Codes> z) const {
+    const Codes d;
+    const hn::RebindToSigned<Codes> di;
+    const auto ends = hn::Set(d, static_cast<float>(internal::kGuideReach));
+    const auto near = hn::Min(hn::Max(z, hn::Neg(ends)), ends);
+    const auto scaled =
+        hn::Mul(hn::Add(near, ends), hn::Set(d, static_cast<float>(internal::kGuideBins)));
+    // Adding the reach rounds, which may carry z over the edge of its bin: the bin before is safe.
+    const auto one = hn::Set(di, 1);
+    const auto bin = hn::Sub(hn::Max(hn::ConvertTo(di, scaled), one), one);
+    auto count = hn::GatherIndex(di, guide_, bin);
+    for (int step = 0; step < 2; ++step) {
+      const auto right = hn::Ge(z, hn::GatherIndex(d, internal::guarded_thresholds(), count));
+      count = hn::IfThenElse(hn::RebindMask(di, right), hn::Add(count, one), count);
+    }
+    return count;
+  }
+
+ private:
+  const int32_t* guide_;
+};
+#endif
+
+// Leaves of kCodes quotients; *finite is cleared where one is not.
+HWY_INLINE void leaves_of(hn::Vec<Codes> z, const Descent& descent, bool* finite, uint8_t* leaf) {
+  const Codes d;
+  *finite &= hn::AllTrue(d, hn::Le(hn::Abs(z), hn::Set(d, 3.4028235e38f)));
+#if HWY_TARGET <= HWY_AVX3
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(leaf), _mm512_cvtepi32_epi8(descent.leaves(z.raw)));
+#else
+  const hn::CappedTag<uint8_t, kCodes> d8;
+  hn::StoreU(hn::DemoteTo(d8, descent.leaves(z)), d8, leaf);
+#endif
 }
 #endif
 
@@ -63,10 +132,10 @@ bool encode(const float* x, const float* mu, const float* sigma, int n, uint8_t*
   int i = 0;
 #if HWY_TARGET != HWY_SCALAR
   const Codes d;
-  const int32_t* guide = internal::tree_guide();
+  const Descent descent;
   for (; i + kCodes <= n; i += kCodes) {
     const auto shifted = hn::Sub(hn::LoadU(d, x + i), hn::LoadU(d, mu + i));
-    leaves_of(hn::Div(shifted, hn::LoadU(d, sigma + i)), guide, &finite, leaf + i);
+    leaves_of(hn::Div(shifted, hn::LoadU(d, sigma + i)), descent, &finite, leaf + i);
   }
 #endif
   for (; i < n; ++i) {
@@ -80,6 +149,9 @@ bool encode(const float* x, const float* mu, const float* sigma, int n, uint8_t*
 bool encode_block(const float* x, const float* mu, const float* sigma, int head_dim,
                   uint8_t* leaf) {
   bool finite = true;
+#if HWY_TARGET != HWY_SCALAR
+  const Descent descent;
+#endif
   for (int c = 0; c < head_dim; ++c, x += kBlock, leaf += kBlock) {
 #if HWY_TARGET == HWY_SCALAR
     for (int i = 0; i < kBlock; ++i) {
@@ -90,9 +162,8 @@ bool encode_block(const float* x, const float* mu, const float* sigma, int head_
 #else
     const Codes d;
     const auto m = hn::Set(d, mu[c]), s = hn::Set(d, sigma[c]);
-    const int32_t* guide = internal::tree_guide();
     for (int i = 0; i < kBlock; i += kCodes)
-      leaves_of(hn::Div(hn::Sub(hn::LoadU(d, x + i), m), s), guide, &finite, leaf + i);
+      leaves_of(hn::Div(hn::Sub(hn::LoadU(d, x + i), m), s), descent, &finite, leaf + i);
 #endif
   }
   return finite;

@@ -106,6 +106,30 @@ void add_tokens(const internal::Chunk& all, bool bytes, const internal::ValueScr
   for (int at = 0; at < all.n; at += kValueChunk) add_all_decoded(all.part(at), scratch);
 }
 
+void transpose_bytes(const uint8_t* HWY_RESTRICT columns, int d, int n,
+                     uint8_t* HWY_RESTRICT rows) {
+  int c = 0;
+#if HWY_TARGET != HWY_SCALAR
+  const hn::FixedTag<uint8_t, 16> d8;
+  for (; c + 16 <= d; c += 16) {
+    for (int t = 0; t < n; t += 16) {
+      hn::Vec<decltype(d8)> v[16], w[16];
+      for (int i = 0; i < 16; ++i) v[i] = hn::LoadU(d8, columns + (c + i) * kBlock + t);
+      for (int round = 0; round < 4; ++round) {
+        for (int i = 0; i < 8; ++i) {
+          w[2 * i] = hn::InterleaveLower(d8, v[i], v[i + 8]);
+          w[2 * i + 1] = hn::InterleaveUpper(d8, v[i], v[i + 8]);
+        }
+        std::copy_n(w, 16, v);
+      }
+      for (int i = 0; i < std::min(16, n - t); ++i) hn::StoreU(v[i], d8, rows + (t + i) * d + c);
+    }
+  }
+#endif
+  for (; c < d; ++c)
+    for (int t = 0; t < n; ++t) rows[t * d + c] = columns[c * kBlock + t];
+}
+
 // The largest of each `packet` depths, summed.
 int64_t sum_of_largest(const uint8_t* depths, int n, int packet) {
   int64_t sum = 0;
@@ -158,6 +182,7 @@ namespace kvist::kernels {
 HWY_EXPORT(store_tokens);
 HWY_EXPORT(add_tokens);
 HWY_EXPORT(sum_of_largest);
+HWY_EXPORT(transpose_bytes);
 
 namespace {
 using namespace internal;
@@ -191,6 +216,10 @@ ValueLayout value_layout(int head_dim, int width) noexcept {
 void store_values(const ValueLayout& layout, uint8_t* packets, int first, int n,
                   const uint8_t* leaves) noexcept {
   HWY_DYNAMIC_DISPATCH(store_tokens)(layout, packets, first, n, leaves);
+}
+
+void token_rows(const uint8_t* columns, int head_dim, int n, uint8_t* rows) noexcept {
+  HWY_DYNAMIC_DISPATCH(transpose_bytes)(columns, head_dim, n, rows);
 }
 
 int64_t packet_depths(const ValueLayout& layout, int first, int n, const uint8_t* depths) noexcept {

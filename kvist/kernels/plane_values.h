@@ -39,6 +39,9 @@ ValueLayout value_layout(int head_dim, int width) noexcept;
 void store_values(const ValueLayout& layout, uint8_t* packets, int first, int n,
                   const uint8_t* leaves) noexcept;
 
+// rows [n][head_dim] of the first n <= 64 tokens of columns [head_dim][64].
+void token_rows(const uint8_t* columns, int head_dim, int n, uint8_t* rows) noexcept;
+
 // Sum over packets of the greatest depth among the tokens [first, first + n): lines of a plane
 // that a sum over them touches.
 int64_t packet_depths(const ValueLayout& layout, int first, int n, const uint8_t* depths) noexcept;

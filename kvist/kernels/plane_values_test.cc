@@ -123,6 +123,23 @@ TEST(PlaneValues, DeepTokensErrAsF16Does) {
   });
 }
 
+TEST(PlaneValues, RowsOfTokensAreColumnsTurned) {
+  Rng rng(41);
+  for_each_target([&](const std::string& target) {
+    for (const auto& [d, n] : {std::pair{64, 64}, {64, 1}, {128, 37}, {80, 16}, {7, 64}}) {
+      std::vector<uint8_t> columns(static_cast<size_t>(d * 64));
+      for (uint8_t& x : columns) x = static_cast<uint8_t>(rng.below(256));
+      std::vector<uint8_t> rows(static_cast<size_t>(n * d) + 1, 0xAB);
+      token_rows(columns.data(), d, n, rows.data());
+      for (int t = 0; t < n; ++t)
+        for (int c = 0; c < d; ++c)
+          ASSERT_EQ(rows[static_cast<size_t>(t * d + c)], columns[static_cast<size_t>(c * 64 + t)])
+              << target << " d " << d << " token " << t << " channel " << c;
+      EXPECT_EQ(rows.back(), 0xAB);
+    }
+  });
+}
+
 TEST(PlaneValues, PacketsAreAsDeepAsTheirDeepestToken) {
   for_each_target([&](const std::string& target) {
     for (const int d : {64, 128, 200, 16}) {
