@@ -13,10 +13,10 @@
 #include <vector>
 
 #include "kvist/cache/coded_reader.h"
-#include "kvist/cache/meeting.h"
 #include "kvist/cache/prefix.h"
 #include "kvist/cache/ranked_reader.h"
 #include "kvist/core/error.h"
+#include "kvist/core/meeting.h"
 #include "kvist/core/rng.h"
 
 namespace {

@@ -14,9 +14,9 @@
 #include <vector>
 
 #include "kvist/cache/coded_reader.h"
-#include "kvist/cache/meeting.h"
 #include "kvist/cache/prefix.h"
 #include "kvist/core/error.h"
+#include "kvist/core/meeting.h"
 #include "kvist/core/rng.h"
 #include "kvist/methods/read/schedule.h"
 

@@ -30,9 +30,9 @@
 #include <numeric>
 #include <vector>
 
-#include "kvist/cache/meeting.h"
 #include "kvist/cache/prefix.h"
 #include "kvist/core/error.h"
+#include "kvist/core/meeting.h"
 #include "kvist/kernels/plane_keys.h"
 #include "kvist/kernels/plane_values.h"
 #include "kvist/kernels/read_softmax.h"

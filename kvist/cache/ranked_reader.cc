@@ -18,9 +18,9 @@
 #include <limits>
 
 #include "kvist/cache/coded_reader.h"
-#include "kvist/cache/meeting.h"
 #include "kvist/cache/prefix.h"
 #include "kvist/core/error.h"
+#include "kvist/core/meeting.h"
 #include "kvist/methods/rank/row_depths.h"
 
 namespace kvist {

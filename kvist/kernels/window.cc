@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Attention of the last queries over all keys: softmax against each span's own maximum, then the
-// spans brought to the row's maximum and summed over rows in fp64.
+// spans brought to the row's maximum and summed over rows in fp64. A few rows at a time, so that
+// their weights stay in the caches of the worker that made them.
 #include "kvist/kernels/window.h"
 
 #include <algorithm>
@@ -9,6 +10,7 @@
 #include <memory>
 #include <vector>
 
+#include "kvist/core/meeting.h"
 #include "kvist/kernels/attend.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -23,13 +25,16 @@
 namespace kvist::kernels {
 namespace {
 
-constexpr int kRowStep = 6;  // query rows whose logits are formed together
-constexpr int kSpan = 256;   // tokens whose weights share a maximum; a multiple of kBlock
+constexpr int kRowStep = 6;    // query rows whose logits are formed together
+constexpr int kSpan = 256;     // tokens whose weights share a maximum; a multiple of kBlock
+constexpr int kSomeRows = 48;  // whose weights exist at a time, if the group is no larger
 
-// Row t * group + g is query head g at position n_tokens - window + t.
+// Some rows at a time, all query heads of a position together: of rows [first, first + rows), row
+// t * group + g is query head g at position n_tokens - window + t.
 struct WindowPass {
   const float* keys = nullptr;  // [n_tokens][head_dim]
-  int n_tokens = 0, head_dim = 0, window = 0, group = 0, rows = 0, stride = 0;
+  int n_tokens = 0, head_dim = 0, window = 0, group = 0, stride = 0;
+  int first = 0, rows = 0;
   const float* q = nullptr;       // [rows][head_dim], times the logit scale
   float* weights = nullptr;       // [rows][stride], exp(logit - maximum of the span)
   float* span_maximum = nullptr;  // [spans][rows]
@@ -80,7 +85,7 @@ void ScoreSpan(const WindowPass& pass, int span, float* scratch) {
     }
   }
   for (int r = 0; r < pass.rows; ++r) {
-    const int visible = pass.n_tokens - pass.window + r / pass.group + 1 - begin;
+    const int visible = pass.n_tokens - pass.window + (pass.first + r) / pass.group + 1 - begin;
     const int64_t at = static_cast<int64_t>(span) * pass.rows + r;
     exponentiate(pass.weights + static_cast<int64_t>(r) * pass.stride + begin, padded,
                  std::min(visible, end - begin), pass.span_maximum + at, pass.span_sum + at);
@@ -97,7 +102,7 @@ HWY_INLINE V nearest_bf16(D d, V x) {
   return hn::BitCast(d, hn::And(rounded, hn::Set(du, 0xFFFF0000u)));
 }
 
-// out[i - begin] = sum of the attention of rows first, first + step, ... of one span, in that
+// out[i - begin] += sum of the attention of rows first, first + step, ... of one span, in that
 // order.
 template <bool kBf16>
 HWY_INLINE void sum_rows(const WindowPass& pass, int span, int first, int step, double* out) {
@@ -109,7 +114,7 @@ HWY_INLINE void sum_rows(const WindowPass& pass, int span, int first, int step, 
   constexpr int kWide = 4;
   for (int i = 0; i < kSpan; i += kWide * lanes) {
     hn::Vec<decltype(d64)> sum[kWide];
-    for (auto& s : sum) s = hn::Zero(d64);
+    for (int w = 0; w < kWide; ++w) sum[w] = hn::LoadU(d64, out + i + w * lanes);
     for (int r = first; r < pass.rows; r += step) {
       const auto f = hn::Set(d32, factor[r]);
       const float* x = weights + static_cast<int64_t>(r) * pass.stride + i;
@@ -130,13 +135,13 @@ void SumRowsBf16(const WindowPass& pass, int span, int first, int step, double* 
   sum_rows<true>(pass, span, first, step, out);
 }
 
-// out[i - begin] = the largest attention of the rows of one span.
+// out[i - begin] = the largest attention of the rows of one span, or what it was before.
 void MostOfRows(const WindowPass& pass, int span, float* out) {
   const Floats df;
   const float* factor = pass.span_factor + static_cast<int64_t>(span) * pass.rows;
   const float* weights = pass.weights + span * kSpan;
   for (int i = 0; i < kSpan; i += kLanes) {
-    Vec most = hn::Zero(df);
+    Vec most = hn::LoadU(df, out + i);
     for (int r = 0; r < pass.rows; ++r) {
       const Vec x = hn::LoadU(df, weights + static_cast<int64_t>(r) * pass.stride + i);
       most = hn::Max(most, hn::Mul(hn::Set(df, factor[r]), x));
@@ -183,14 +188,15 @@ HWY_EXPORT(Energies);
 HWY_EXPORT(FirstNonfiniteGroup);
 
 // Uninitialised and on the heap: a mapping of its own would be paged in anew for every head.
+template <typename T>
 struct Scratch {
   struct Free {
-    void operator()(float* p) const { ::operator delete[](p, std::align_val_t{64}); }
+    void operator()(T* p) const { ::operator delete[](p, std::align_val_t{64}); }
   };
-  std::unique_ptr<float[], Free> data;
+  std::unique_ptr<T[], Free> data;
   explicit Scratch(int64_t n)
-      : data(static_cast<float*>(
-            ::operator new[](static_cast<size_t>(n) * sizeof(float), std::align_val_t{64}))) {}
+      : data(static_cast<T*>(
+            ::operator new[](static_cast<size_t>(n) * sizeof(T), std::align_val_t{64}))) {}
 };
 
 // span_factor from span_maximum and span_sum, spans in order.
@@ -209,41 +215,53 @@ void normalize(const WindowPass& pass, int n_spans) {
   }
 }
 
-// Calls reduce(pass, span, sums) for every span, where sums [256] is scratch.
+int n_spans_of(int n) { return (n + kSpan - 1) / kSpan; }
+
+// Calls reduce(pass, span) for every span of some rows after the other, in the order of the rows;
+// a span is always reduced by one worker at a time.
 template <typename Reduce>
 void attend_window(const float* keys, int n, int head_dim, TensorView<const float, 3> q,
                    float logit_scale, ThreadPool& pool, const Reduce& reduce) {
+  const int window = static_cast<int>(q.dim(0)), group = static_cast<int>(q.dim(1));
+  const int all_rows = window * group, n_spans = n_spans_of(n);
+  const int some = std::min(all_rows, group * std::max(1, kSomeRows / group));
+  KVIST_ASSERT(window <= n);
   WindowPass pass;
   pass.keys = keys;
   pass.n_tokens = n;
   pass.head_dim = head_dim;
-  pass.window = static_cast<int>(q.dim(0));
-  pass.group = static_cast<int>(q.dim(1));
-  pass.rows = pass.window * pass.group;
-  KVIST_ASSERT(pass.window <= n);
-  const int n_spans = (n + kSpan - 1) / kSpan;
+  pass.window = window;
+  pass.group = group;
   // An odd number of cache lines apart, so that the rows of one token do not share a cache set.
   pass.stride = n_spans * kSpan + 16;
-  const int64_t per_span = static_cast<int64_t>(n_spans) * pass.rows;
-  const Scratch weights(static_cast<int64_t>(pass.rows) * pass.stride);
-  const Scratch scaled(static_cast<int64_t>(pass.rows) * head_dim);
-  const Scratch statistics(3 * per_span);
+  const int64_t per_span = static_cast<int64_t>(n_spans) * some;
+  const int64_t block_floats = static_cast<int64_t>(head_dim) * kBlock;
+  const Scratch<float> weights(static_cast<int64_t>(some) * pass.stride);
+  const Scratch<float> scaled(static_cast<int64_t>(all_rows) * head_dim);
+  const Scratch<float> statistics(3 * per_span), blocks(pool.n_threads() * block_floats);
   pass.weights = weights.data.get();
-  pass.q = scaled.data.get();
   pass.span_maximum = statistics.data.get();
   pass.span_sum = pass.span_maximum + per_span;
   pass.span_factor = pass.span_sum + per_span;
-  for (int r = 0; r < pass.rows; ++r) {
+  for (int r = 0; r < all_rows; ++r) {
     for (int c = 0; c < head_dim; ++c) {
-      scaled.data[r * head_dim + c] = logit_scale * q(r / pass.group, r % pass.group, c);
+      scaled.data[r * head_dim + c] = logit_scale * q(r / group, r % group, c);
     }
   }
-  pool.parallel_for(n_spans, [&](int64_t span) {
-    const Scratch block(static_cast<int64_t>(head_dim) * kBlock);
-    HWY_DYNAMIC_DISPATCH(ScoreSpan)(pass, static_cast<int>(span), block.data.get());
+  Meeting meeting;
+  pool.run([&](Worker worker) {
+    WindowPass own = pass;
+    float* block = blocks.data.get() + worker.index * block_floats;
+    for (own.first = 0; own.first < all_rows; own.first += some) {
+      own.rows = std::min(some, all_rows - own.first);
+      own.q = scaled.data.get() + static_cast<int64_t>(own.first) * head_dim;
+      meeting.each(
+          n_spans, worker, [&](int span) { HWY_DYNAMIC_DISPATCH(ScoreSpan)
+                                           (own, span, block); },
+          [&] { normalize(own, n_spans); });
+      meeting.each(n_spans, worker, [&](int span) { reduce(own, span); });
+    }
   });
-  normalize(pass, n_spans);
-  pool.parallel_for(n_spans, [&](int64_t span) { reduce(pass, static_cast<int>(span)); });
 }
 
 template <typename T>
@@ -261,45 +279,50 @@ void pool_maximum(const T* in, int n, int radius, T* out) {
 void window_attention(const float* keys, int n, int head_dim, TensorView<const float, 3> q,
                       float logit_scale, ThreadPool& pool, float* abar) {
   if (q.empty()) return std::fill_n(abar, n, 0.0f), void();
+  const int64_t padded = static_cast<int64_t>(n_spans_of(n)) * kSpan;
+  const Scratch<double> sums(padded);
+  std::fill_n(sums.data.get(), padded, 0.0);
   attend_window(keys, n, head_dim, q, logit_scale, pool, [&](const WindowPass& pass, int span) {
-    double sums[kSpan];
-    HWY_DYNAMIC_DISPATCH(SumRows)(pass, span, 0, 1, sums);
-    const int begin = span * kSpan;
-    for (int i = begin; i < std::min(begin + kSpan, n); ++i) {
-      abar[i] = static_cast<float>(sums[i - begin] / pass.rows);
-    }
+    HWY_DYNAMIC_DISPATCH(SumRows)(pass, span, 0, 1, sums.data.get() + span * kSpan);
   });
+  const auto rows = static_cast<double>(q.dim(0) * q.dim(1));
+  for (int i = 0; i < n; ++i) abar[i] = static_cast<float>(sums.data[i] / rows);
 }
 
 void window_attention_per_head(const float* keys, int n, int head_dim, TensorView<const float, 3> q,
                                float logit_scale, ThreadPool& pool, double* means,
                                Weights weights) {
   if (q.empty()) return std::fill_n(means, q.dim(1) * n, 0.0), void();
+  const int group = static_cast<int>(q.dim(1));
+  const int64_t padded = static_cast<int64_t>(n_spans_of(n)) * kSpan;
+  const Scratch<double> sums(group * padded);
+  std::fill_n(sums.data.get(), group * padded, 0.0);
   attend_window(keys, n, head_dim, q, logit_scale, pool, [&](const WindowPass& pass, int span) {
-    double sums[kSpan];
-    const int begin = span * kSpan;
-    for (int g = 0; g < pass.group; ++g) {
+    for (int g = 0; g < group; ++g) {
+      double* out = sums.data.get() + g * padded + span * kSpan;
       if (weights == Weights::bf16) {
-        HWY_DYNAMIC_DISPATCH(SumRowsBf16)(pass, span, g, pass.group, sums);
+        HWY_DYNAMIC_DISPATCH(SumRowsBf16)(pass, span, g, group, out);
       } else {
-        HWY_DYNAMIC_DISPATCH(SumRows)(pass, span, g, pass.group, sums);
+        HWY_DYNAMIC_DISPATCH(SumRows)(pass, span, g, group, out);
       }
-      double* out = means + static_cast<int64_t>(g) * n;
-      for (int i = begin; i < std::min(begin + kSpan, n); ++i)
-        out[i] = sums[i - begin] / pass.window;
     }
   });
+  for (int g = 0; g < group; ++g)
+    for (int i = 0; i < n; ++i)
+      means[static_cast<int64_t>(g) * n + i] =
+          sums.data[g * padded + i] / static_cast<double>(q.dim(0));
 }
 
 void window_attention_most(const float* keys, int n, int head_dim, TensorView<const float, 3> q,
                            float logit_scale, ThreadPool& pool, float* most) {
   if (q.empty()) return std::fill_n(most, n, 0.0f), void();
+  const int64_t padded = static_cast<int64_t>(n_spans_of(n)) * kSpan;
+  const Scratch<float> top(padded);
+  std::fill_n(top.data.get(), padded, 0.0f);
   attend_window(keys, n, head_dim, q, logit_scale, pool, [&](const WindowPass& pass, int span) {
-    float top[kSpan];
-    HWY_DYNAMIC_DISPATCH(MostOfRows)(pass, span, top);
-    const int begin = span * kSpan;
-    std::copy_n(top, std::min(kSpan, n - begin), most + begin);
+    HWY_DYNAMIC_DISPATCH(MostOfRows)(pass, span, top.data.get() + span * kSpan);
   });
+  std::copy_n(top.data.get(), n, most);
 }
 
 void max_pool(const float* in, int n, int radius, float* out) noexcept {
