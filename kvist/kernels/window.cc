@@ -25,9 +25,9 @@
 namespace kvist::kernels {
 namespace {
 
-constexpr int kRowStep = 6;    // query rows whose logits are formed together
-constexpr int kSpan = 256;     // tokens whose weights share a maximum; a multiple of kBlock
-constexpr int kSomeRows = 48;  // whose weights exist at a time, if the group is no larger
+constexpr int kRowStep = 6;  // query rows whose logits are formed together
+constexpr int kSpan = 256;   // tokens whose weights share a maximum; a multiple of kBlock
+constexpr int64_t kSomeWeights = 400 << 10;  // that exist at a time, or one a query head and token
 
 // Some rows at a time, all query heads of a position together: of rows [first, first + rows), row
 // t * group + g is query head g at position n_tokens - window + t.
@@ -224,7 +224,8 @@ void attend_window(const float* keys, int n, int head_dim, TensorView<const floa
                    float logit_scale, ThreadPool& pool, const Reduce& reduce) {
   const int window = static_cast<int>(q.dim(0)), group = static_cast<int>(q.dim(1));
   const int all_rows = window * group, n_spans = n_spans_of(n);
-  const int some = std::min(all_rows, group * std::max(1, kSomeRows / group));
+  const auto positions = std::max<int64_t>(1, kSomeWeights / (int64_t{group} * n_spans * kSpan));
+  const int some = group * static_cast<int>(std::min<int64_t>(window, positions));
   KVIST_ASSERT(window <= n);
   WindowPass pass;
   pass.keys = keys;
@@ -256,8 +257,11 @@ void attend_window(const float* keys, int n, int head_dim, TensorView<const floa
       own.rows = std::min(some, all_rows - own.first);
       own.q = scaled.data.get() + static_cast<int64_t>(own.first) * head_dim;
       meeting.each(
-          n_spans, worker, [&](int span) { HWY_DYNAMIC_DISPATCH(ScoreSpan)
-                                           (own, span, block); },
+          n_spans, worker,
+          [&](int span) {
+            HWY_DYNAMIC_DISPATCH(ScoreSpan)
+            (own, span, block);
+          },
           [&] { normalize(own, n_spans); });
       meeting.each(n_spans, worker, [&](int span) { reduce(own, span); });
     }

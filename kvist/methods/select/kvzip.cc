@@ -30,7 +30,7 @@ constexpr OptionSpec kOptions[] = {
      .least = 1,
      .most = 1 << 20},
 };
-constexpr int kTile = 32;  // rows whose attention exists at a time
+constexpr int kTile = 128;  // rows of a call: all read the keys that the last of them sees
 
 class KvZip final : public ScoredSelector {
  public:
