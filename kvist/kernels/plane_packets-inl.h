@@ -152,37 +152,47 @@ inline const DeepTables& deep_tables() {
   return made;
 }
 
-// out[0, 64) = Q_depth of 64 codes in f16's precision, for the depths 7 and 8. Bit i of the 8 bytes
-// at planes + s * stride is plane s + 1 of code i.
-HWY_INLINE void decode_deep64(const uint8_t* planes, int64_t stride, int depth,
-                              float* HWY_RESTRICT out) {
-  const __m512i lane = _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7);
-  const __m512i at = _mm512_mullo_epi64(lane, _mm512_set1_epi64(stride));
-  const auto read = static_cast<__mmask8>((1 << depth) - 1);
-  const __m512i all = _mm512_mask_i64gather_epi64(_mm512_setzero_si512(), read, at, planes, 1);
-  // Byte s of group k is byte k of plane s + 1, which becomes bit 7 - s.
-  const __m512i by_group = _mm512_add_epi8(_mm512_set1_epi64(0x3830282018100800),
-                                           _mm512_mullo_epi64(lane, _mm512_set1_epi64(kEachByte)));
-  const __m512i prefix =
-      transpose_bits(_mm512_permutexvar_epi8(by_group, all), _mm512_set1_epi64(kBitOfByte));
-  const f16* table = deep_tables().at[depth - kByteDepth - 1];
-  const auto pair = [=](int i, __m512i index) HWY_ATTR {
-    return _mm512_permutex2var_epi16(_mm512_load_si512(table + 64 * i), index,
-                                     _mm512_load_si512(table + 64 * i + 32));
-  };
-#pragma GCC unroll 2
-  for (int half = 0; half < 2; ++half) {
-    const __m512i index = _mm512_cvtepu8_epi16(half == 0 ? _mm512_castsi512_si256(prefix)
-                                                         : _mm512_extracti64x4_epi64(prefix, 1));
-    const __mmask32 odd = _mm512_test_epi16_mask(index, _mm512_set1_epi16(64));
-    const __mmask32 upper = _mm512_test_epi16_mask(index, _mm512_set1_epi16(128));
-    const __m512i x =
-        _mm512_mask_blend_epi16(upper, _mm512_mask_blend_epi16(odd, pair(0, index), pair(1, index)),
-                                _mm512_mask_blend_epi16(odd, pair(2, index), pair(3, index)));
-    _mm512_storeu_ps(out + 32 * half, _mm512_cvtph_ps(_mm512_castsi512_si256(x)));
-    _mm512_storeu_ps(out + 32 * half + 16, _mm512_cvtph_ps(_mm512_extracti64x4_epi64(x, 1)));
+// Codes of depths 7 and 8 to numbers in f16's precision, for a loop over tokens of one stride.
+class DeepValues {
+ public:
+  explicit DeepValues(int64_t stride) : tables_(deep_tables()) {
+    const __m512i lane = _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7);
+    at_ = _mm512_mullo_epi64(lane, _mm512_set1_epi64(stride));
+    // Byte s of group k is byte k of plane s + 1, which becomes bit 7 - s.
+    by_group_ = _mm512_add_epi8(_mm512_set1_epi64(0x3830282018100800),
+                                _mm512_mullo_epi64(lane, _mm512_set1_epi64(kEachByte)));
   }
-}
+
+  // out[0, 64) = Q_depth of 64 codes. Bit i of the 8 bytes at planes + s * stride is plane s + 1 of
+  // code i.
+  HWY_INLINE void decode64(const uint8_t* planes, int depth, float* HWY_RESTRICT out) const {
+    const auto read = static_cast<__mmask8>((1 << depth) - 1);
+    const __m512i all = _mm512_mask_i64gather_epi64(_mm512_setzero_si512(), read, at_, planes, 1);
+    const __m512i prefix =
+        transpose_bits(_mm512_permutexvar_epi8(by_group_, all), _mm512_set1_epi64(kBitOfByte));
+    const f16* table = tables_.at[depth - kByteDepth - 1];
+    const auto pair = [=](int i, __m512i index) HWY_ATTR {
+      return _mm512_permutex2var_epi16(_mm512_load_si512(table + 64 * i), index,
+                                       _mm512_load_si512(table + 64 * i + 32));
+    };
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
+      const __m512i index = _mm512_cvtepu8_epi16(half == 0 ? _mm512_castsi512_si256(prefix)
+                                                           : _mm512_extracti64x4_epi64(prefix, 1));
+      const __mmask32 odd = _mm512_test_epi16_mask(index, _mm512_set1_epi16(64));
+      const __mmask32 upper = _mm512_test_epi16_mask(index, _mm512_set1_epi16(128));
+      const __m512i x = _mm512_mask_blend_epi16(
+          upper, _mm512_mask_blend_epi16(odd, pair(0, index), pair(1, index)),
+          _mm512_mask_blend_epi16(odd, pair(2, index), pair(3, index)));
+      _mm512_storeu_ps(out + 32 * half, _mm512_cvtph_ps(_mm512_castsi512_si256(x)));
+      _mm512_storeu_ps(out + 32 * half + 16, _mm512_cvtph_ps(_mm512_extracti64x4_epi64(x, 1)));
+    }
+  }
+
+ private:
+  const DeepTables& tables_;
+  __m512i at_, by_group_;
+};
 
 }  // namespace HWY_NAMESPACE
 }  // namespace kvist::kernels

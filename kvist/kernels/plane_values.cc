@@ -25,10 +25,7 @@ using namespace internal;
 
 // out[0, n) = the values of channels [c, c + n) of a token, n <= 64: no byte past its run is read.
 HWY_INLINE void decode_channels(const uint8_t* run, int64_t plane_bytes, int depth, int c, int n,
-                                [[maybe_unused]] bool in_f16, float* out) {
-#if HWY_TARGET == HWY_AVX3_DL
-  if (n == 64 && in_f16) return decode_deep64(run + c / 8, plane_bytes, depth, out);
-#endif
+                                float* out) {
   if (n == 64) return decode64(run + c / 8, plane_bytes, depth, out);
   uint8_t planes[8][8] = {};
   for (int s = 0; s < depth; ++s)
@@ -44,10 +41,12 @@ HWY_INLINE void ask_for(const Chunk& chunk, int j) {
     __builtin_prefetch(run + s * chunk.layout.plane_bytes(), 0, 3);
 }
 
-// Tokens `token` [n] of the chunk, a few at a time.
+// Tokens `token` [n] of the chunk, a few at a time; decode(run, depth, c, n, out) as
+// decode_channels().
 constexpr int kAskAhead = 8;
-void add_decoded(const Chunk& chunk, const int16_t* token, int n, bool in_f16,
-                 const ValueScratch& scratch) {
+template <typename Decode>
+HWY_INLINE void add_decoded(const Chunk& chunk, const int16_t* token, int n, const Decode& decode,
+                            const ValueScratch& scratch) {
   const int d = chunk.layout.head_dim;
   for (int at = 0; at < n; at += kDecoded) {
     const int held = std::min(kDecoded, n - at);
@@ -56,8 +55,7 @@ void add_decoded(const Chunk& chunk, const int16_t* token, int n, bool in_f16,
       const int j = token[at + i];
       const uint8_t* run = chunk.packets + chunk.layout.run(chunk.first + j);
       for (int c = 0; c < d; c += 64)
-        decode_channels(run, chunk.layout.plane_bytes(), chunk.depths[j], c, std::min(64, d - c),
-                        in_f16, scratch.decoded + int64_t{i} * d + c);
+        decode(run, chunk.depths[j], c, std::min(64, d - c), scratch.decoded + int64_t{i} * d + c);
       for (int r = 0; r < chunk.rows; ++r)
         scratch.alpha[r * kDecoded + i] = chunk.alpha[r * chunk.stride + j];
     }
@@ -76,10 +74,29 @@ void add_all_decoded(const Chunk& chunk, const ValueScratch& scratch) {
     n += chunk.depths[j] > 0;
   }
   for (int i = 0; i < std::min(n, kAskAhead); ++i) ask_for(chunk, token[i]);
-  add_decoded(chunk, token, n, false, scratch);
+  const int64_t plane_bytes = chunk.layout.plane_bytes();
+  add_decoded(
+      chunk, token, n,
+      [=](const uint8_t* run, int depth, int c, int some, float* out)
+          HWY_ATTR { decode_channels(run, plane_bytes, depth, c, some, out); },
+      scratch);
 }
 
 #if HWY_TARGET == HWY_AVX3_DL
+// Tokens too deep for bytes: beside these f16 is enough.
+void add_beyond(const Chunk& chunk, const LivePackets& live, const ValueScratch& scratch) {
+  if (live.n_beyond == 0) return;
+  const int64_t plane_bytes = chunk.layout.plane_bytes();
+  const DeepValues deep(plane_bytes);
+  add_decoded(
+      chunk, live.beyond, live.n_beyond,
+      [&](const uint8_t* run, int depth, int c, int some, float* out) HWY_ATTR {
+        if (some == 64) return deep.decode64(run + c / 8, depth, out);
+        decode_channels(run, plane_bytes, depth, c, some, out);
+      },
+      scratch);
+}
+
 // The next chunk's packets are found while this one is read.
 void add_all_in_bytes(const Chunk& all, const ValueScratch& scratch) {
   LivePackets *live = scratch.live, *next = scratch.live + 1;
@@ -91,7 +108,7 @@ void add_all_in_bytes(const Chunk& all, const ValueScratch& scratch) {
     for (int i = 0; i < std::min(live->n_beyond, kAskAhead); ++i) ask_for(chunk, live->beyond[i]);
     ahead.enter(chunk, *live, after, *next);
     add_in_bytes(chunk, *live, &ahead, scratch);
-    add_decoded(chunk, live->beyond, live->n_beyond, true, scratch);
+    add_beyond(chunk, *live, scratch);
   }
 }
 #endif
