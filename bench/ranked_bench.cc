@@ -12,11 +12,11 @@
 #include <tuple>
 #include <vector>
 
+#include "bench/layers.h"
 #include "kvist/cache/coded_reader.h"
 #include "kvist/cache/prefix.h"
 #include "kvist/cache/ranked_reader.h"
 #include "kvist/core/error.h"
-#include "kvist/core/meeting.h"
 #include "kvist/core/rng.h"
 
 namespace {
@@ -161,21 +161,9 @@ class Bench {
     pool_.run([&](Worker w) { read_ranked(view(layer, way), c, ranked_, w); });
   }
 
-  // Workers stay awake from layer to layer, as they do in a model's graph.
   template <typename Fn>
   double layer_us(const Fn& fn) {
-    std::chrono::duration<double, std::micro> passed{};
-    pool_.run([&](Worker w) {
-      const auto meet = [&] { meeting_.each(0, w, [](int) {}); };
-      meet();
-      const auto start = std::chrono::steady_clock::now();
-      for (int i = 0; i < case_.n_layers(); ++i) {
-        fn(i, w);
-        meet();
-      }
-      if (w.index == 0) passed = std::chrono::steady_clock::now() - start;
-    });
-    return passed.count() / case_.n_layers();
+    return kvist::layer_us(pool_, case_.n_layers(), fn);
   }
 
   // Of the compressed read from attention over what mode A gives.
@@ -256,7 +244,6 @@ class Bench {
   Case case_;
   Layers layers_;
   ThreadPool pool_;
-  Meeting meeting_;
   AttendWorkspace workspace_;
   RankedWorkspace ranked_;
   std::vector<float> out_;

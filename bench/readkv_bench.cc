@@ -13,10 +13,10 @@
 #include <string>
 #include <vector>
 
+#include "bench/layers.h"
 #include "kvist/cache/coded_reader.h"
 #include "kvist/cache/prefix.h"
 #include "kvist/core/error.h"
-#include "kvist/core/meeting.h"
 #include "kvist/core/rng.h"
 #include "kvist/methods/read/schedule.h"
 
@@ -124,21 +124,9 @@ class Bench {
     pool_.run([&](Worker w) { coded(0, c, w); });
   }
 
-  // Workers stay awake from layer to layer, as they do in a model's graph.
   template <typename Fn>
   double layer_us(const Fn& fn) {
-    std::chrono::duration<double, std::micro> passed{};
-    pool_.run([&](Worker w) {
-      const auto meet = [&] { meeting_.each(0, w, [](int) {}); };
-      meet();
-      const auto start = std::chrono::steady_clock::now();
-      for (int i = 0; i < case_.n_layers(); ++i) {
-        fn(i, w);
-        meet();
-      }
-      if (w.index == 0) passed = std::chrono::steady_clock::now() - start;
-    });
-    return passed.count() / case_.n_layers();
+    return kvist::layer_us(pool_, case_.n_layers(), fn);
   }
 
   // Distance of the fast output from the exact one over the distance of that from dense attention:
@@ -229,7 +217,6 @@ class Bench {
   ThreadPool pool_;
   AttendWorkspace workspace_;
   ReadWorkspace read_;
-  Meeting meeting_;
   std::vector<std::vector<kernels::KvRun>> runs_;  // [layers][kv_heads]
   std::vector<float> out_;
   SuffixRows row_{.row = 0, .n_rows = 1, .first_token = -1};
