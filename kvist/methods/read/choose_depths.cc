@@ -154,26 +154,40 @@ Thresholds thresholds(double x, int least_level, int max_depth) {
   return out;
 }
 
+// Where the element of rank k, 0 the largest, lies among 2^kDigit bins between the least key and
+// the largest, and its rank within its bin.
+template <int kDigit>
+class BinOfRank {
+ public:
+  BinOfRank(const uint64_t* keys, int64_t n, int64_t k) : rank_(k) {
+    const auto [least, most] = std::minmax_element(keys, keys + n);
+    least_ = *least;
+    width_ = *most - least_;
+    shift_ = std::max(0, static_cast<int>(std::bit_width(width_)) - kDigit);
+    std::array<uint32_t, size_t{1} << kDigit> counts{};
+    for (int64_t i = 0; i < n; ++i) ++counts[of(keys[i])];
+    bin_ = counts.size() - 1;
+    for (; rank_ >= counts[bin_]; --bin_) rank_ -= counts[bin_];
+  }
+  size_t of(uint64_t key) const { return (key - least_) >> shift_; }
+  size_t bin() const { return bin_; }
+  int64_t rank() const { return rank_; }
+  bool all_equal() const { return width_ == 0; }
+
+ private:
+  uint64_t least_ = 0, width_ = 0;
+  int shift_ = 0;
+  size_t bin_ = 0;
+  int64_t rank_;
+};
+
 // The element of rank k, 0 the largest; keys are permuted and cut down.
 uint64_t select(uint64_t* keys, int64_t n, int64_t k) {
-  constexpr int kDigit = 11;
-  std::array<uint32_t, size_t{1} << kDigit> counts;
   while (n > 256) {
-    const auto [least, most] = std::minmax_element(keys, keys + n);
-    const uint64_t base = *least, width = *most - base;
-    if (width == 0) return base;
-    const int shift = std::max(0, static_cast<int>(std::bit_width(width)) - kDigit);
-    counts.fill(0);
-    for (int64_t i = 0; i < n; ++i) ++counts[(keys[i] - base) >> shift];
-    size_t digit = counts.size() - 1;
-    for (; k >= counts[digit]; --digit) k -= counts[digit];
-    int64_t kept = 0;
-    for (int64_t i = 0; i < n; ++i) {
-      const uint64_t key = keys[i];
-      keys[kept] = key;
-      kept += (key - base) >> shift == digit;
-    }
-    n = kept;
+    const BinOfRank<11> at(keys, n, k);
+    if (at.all_equal()) return keys[0];
+    n = std::remove_if(keys, keys + n, [&](uint64_t key) { return at.of(key) != at.bin(); }) - keys;
+    k = at.rank();
   }
   std::nth_element(keys, keys + k, keys + n, std::greater<>());
   return keys[k];
@@ -184,31 +198,22 @@ uint64_t select(uint64_t* keys, int64_t n, int64_t k) {
 // ordered.
 void settle_cut(std::span<const float> weights, int64_t n, int64_t left, std::span<uint8_t> depths,
                 DepthWorkspace& workspace) {
-  constexpr int kDigit = 8;
   int32_t* const items = workspace.items.data();
   uint64_t* const keys = workspace.keys.data();
   const auto key_of = [&](int64_t at) {
     const auto i = static_cast<size_t>(items[at]);
     return std::bit_cast<uint64_t>(static_cast<double>(weights[i]) * gain(depths[i] + 1));
   };
-  uint64_t least = std::numeric_limits<uint64_t>::max(), most = 0;
-  for (int64_t at = 0; at < n; ++at) {
-    keys[at] = key_of(at);
-    least = std::min(least, keys[at]), most = std::max(most, keys[at]);
-  }
-  const int shift = std::max(0, static_cast<int>(std::bit_width(most - least)) - kDigit);
-  std::array<uint32_t, size_t{1} << kDigit> counts{};
-  for (int64_t at = 0; at < n; ++at) ++counts[(keys[at] - least) >> shift];
-  size_t bin = counts.size() - 1;
-  for (; left > counts[bin]; --bin) left -= counts[bin];
+  for (int64_t at = 0; at < n; ++at) keys[at] = key_of(at);
+  const BinOfRank<8> last(keys, n, left - 1);
+  left = last.rank() + 1;
   int64_t kept = 0;
   for (int64_t at = 0; at < n; ++at) {
     const uint64_t key = keys[at];
     const int32_t item = items[at];
-    const size_t own = (key - least) >> shift;
-    depths[static_cast<size_t>(item)] += own > bin;
+    depths[static_cast<size_t>(item)] += last.of(key) > last.bin();
     keys[kept] = key, items[kept] = item;
-    kept += own == bin;
+    kept += last.of(key) == last.bin();
   }
   const uint64_t cut = select(keys, kept, left - 1);
   for (int64_t at = 0; at < kept; ++at) left -= key_of(at) > cut;
