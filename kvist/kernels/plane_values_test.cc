@@ -65,6 +65,19 @@ double expected(const Case& c, int r, int channel, int first, double* size) {
   return sum;
 }
 
+// Sums over the tokens from `first` on, each within `error` of the sum of its terms' sizes.
+void expect_sums(const Case& c, Precision precision, int first, double error,
+                 const std::string& target) {
+  const auto got = run(c, precision, first);
+  for (int r = 0; r < c.rows; ++r)
+    for (int i = 0; i < c.d(); ++i) {
+      double size = 0;
+      const double want = expected(c, r, i, first, &size);
+      ASSERT_NEAR(static_cast<double>(got[static_cast<size_t>(r * c.d() + i)]), want, error * size)
+          << target << " d " << c.d() << " row " << r << " channel " << i;
+    }
+}
+
 TEST(PlaneValues, BitsAreWhereTheLayoutSays) {
   EXPECT_EQ(value_layout(128, 8).per_packet, 4);
   EXPECT_EQ(value_layout(64, 8).per_packet, 8);
@@ -90,16 +103,7 @@ TEST(PlaneValues, ExactSumsEqualTheCodesSums) {
                                             {6, 5, 511, 1},
                                             {1, 8, 1, 2}}) {
       const Case c = make_case(d, width, n, rows, 17);
-      const int first = n / 3;
-      const auto got = run(c, Precision::exact, first);
-      for (int r = 0; r < rows; ++r)
-        for (int i = 0; i < d; ++i) {
-          double size = 0;
-          const double want = expected(c, r, i, first, &size);
-          ASSERT_NEAR(static_cast<double>(got[static_cast<size_t>(r * d + i)]), want,
-                      (n + 2) * 6e-8 * size)
-              << target << " d " << d << " row " << r;
-        }
+      expect_sums(c, Precision::exact, n / 3, (n + 2) * 6e-8, target);
     }
   });
 }
@@ -110,15 +114,7 @@ TEST(PlaneValues, DeepTokensErrAsF16Does) {
          {std::tuple{64, 300, 3, 0}, {64, 700, 9, 13}, {128, 600, 4, 331}, {80, 90, 2, 7}}) {
       Case c = make_case(d, 8, n, rows, 31);
       for (size_t j = 0; j < c.depths.size(); ++j) c.depths[j] = j % 5 == 0 ? 0 : 7 + j % 2;
-      const auto got = run(c, Precision::fast, first);
-      for (int r = 0; r < rows; ++r)
-        for (int i = 0; i < d; ++i) {
-          double size = 0;
-          const double want = expected(c, r, i, first, &size);
-          ASSERT_NEAR(static_cast<double>(got[static_cast<size_t>(r * d + i)]), want,
-                      (std::ldexp(1.0, -11) + n * 6e-8) * size)
-              << target << " d " << d << " row " << r << " channel " << i;
-        }
+      expect_sums(c, Precision::fast, first, std::ldexp(1.0, -11) + n * 6e-8, target);
     }
   });
 }
