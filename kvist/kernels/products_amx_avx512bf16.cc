@@ -6,12 +6,22 @@
 #include "kvist/kernels/products_tiles.h"
 
 #if defined(__AVX512BF16__) && defined(__linux__)
-#include "kvist/kernels/bf16_parts-inl.h"
+#include "kvist/kernels/attend_pairs-inl.h"
 
 #pragma GCC target("amx-tile,amx-bf16")
 
 namespace kvist::kernels {
 namespace {
+
+inline __m512 widened(__m256i bf16s) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bf16s), 16));
+}
+
+// Sixteen floats as the nearest bf16 and the bf16 nearest to what is left.
+inline void split(__m512 x, __m256i* high, __m256i* low) {
+  *high = (__m256i)_mm512_cvtneps_pbh(x);
+  *low = (__m256i)_mm512_cvtneps_pbh(_mm512_sub_ps(x, widened(*high)));
+}
 
 constexpr int kTile = 16;    // rows of a tile
 constexpr int kSquare = 32;  // rows and columns summed together
