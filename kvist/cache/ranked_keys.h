@@ -9,7 +9,6 @@
 
 #include "kvist/cache/ranked_layer.h"
 #include "kvist/core/thread_pool.h"
-#include "kvist/kernels/amx_tiles-inl.h"
 #include "kvist/kernels/ranked_tiles.h"
 #include "kvist/methods/rank/basis.h"
 #include "kvist/methods/rank/rotation_table.h"
@@ -100,23 +99,14 @@ Buffer<std::byte> key_tiles_of(const RankBasisLayer& basis, const KvShape& shape
 void read_block(const RankedView& view, int block, BlockScratch& scratch) noexcept;
 // After read_block(): what its coefficients add to the keys of a head, before RoPE, and its keys as
 // attention reads them, or only the means of their anchors; each into scratch.rows. anchors
-// [anchors][kv_heads * head_dim] as from unturn_anchors().
+// [anchors][kv_heads * head_dim] as from unturn_anchors(). Where the view has tiles they are
+// configured meanwhile.
 void make_residuals(const RankedView& view, int head, BlockScratch& scratch) noexcept;
 void turn_residuals(const RankedView& view, BlockScratch& scratch) noexcept;  // after the former
 void make_keys(const RankedView& view, const float* anchors, int head,
                BlockScratch& scratch) noexcept;
 void make_means(const RankedView& view, const float* anchors, int head,
                 BlockScratch& scratch) noexcept;
-// Where a view has tiles the four need them, for as long as blocks are read.
-class KeyTileScope {
- public:
-  explicit KeyTileScope(const RankedView& view) {
-    if (view.key_tiles != nullptr) scope_.emplace();
-  }
-
- private:
-  std::optional<kernels::internal::TileScope> scope_;
-};
 // [coded][kv_heads] lengths of what coefficients add to a key, not less than they are.
 std::vector<float> measure_residuals(const RankedView& view, ThreadPool& pool);
 

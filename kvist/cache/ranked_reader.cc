@@ -16,9 +16,11 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <optional>
 
 #include "kvist/cache/coded_reader.h"
 #include "kvist/cache/prefix.h"
+#include "kvist/core/amx_state.h"
 #include "kvist/core/error.h"
 #include "kvist/core/meeting.h"
 #include "kvist/methods/rank/row_depths.h"
@@ -246,7 +248,11 @@ class Pass {
     if (view_.skip) measure_queries();
     std::fill(scratch_.hopes.begin(), scratch_.hopes.end(), SkipHope());
     scratch_.block.page.forget();
-    const KeyTileScope scope(view_);
+    std::optional<KeepAmxState> tiles;
+    if (view_.key_tiles != nullptr) {
+      tiles.emplace();
+      kernels::configure_basis_tiles();
+    }
     const int end = std::min(layer_.n_blocks(), (index + 1) * per_segment_);
     for (int block = index * per_segment_; block < end; ++block) read(block, to);
   }

@@ -112,6 +112,8 @@ void make_coefficient_tiles(const CoefficientRows* chunks, int n_chunks, std::by
   }
 }
 
+void configure_basis_tiles() noexcept { internal::configure_tiles(); }
+
 void multiply_basis_tiles(const std::byte* tiles, int width, int first, int last,
                           const CoefficientRows* chunks, int n_chunks, const std::byte* left,
                           int n_tokens, float* rows, int64_t row_stride) noexcept {
@@ -148,6 +150,7 @@ size_t basis_tiles_bytes(int, int) noexcept { return 0; }
 void make_basis_tiles(const BasisSlice&, int, std::byte*) noexcept {}
 size_t coefficient_tiles_bytes(int) noexcept { return 0; }
 void make_coefficient_tiles(const CoefficientRows*, int, std::byte*) noexcept {}
+void configure_basis_tiles() noexcept {}
 void multiply_basis_tiles(const std::byte*, int, int, int, const CoefficientRows*, int,
                           const std::byte*, int, float*, int64_t) noexcept {}
 }  // namespace kvist::kernels

@@ -28,8 +28,10 @@ void make_coefficient_tiles(const CoefficientRows* chunks, int n_chunks, std::by
 
 // rows[t] = sum over chunks k of x_k[t] times the basis, for the columns [first, last) of `width`,
 // multiples of 16, of n_tokens <= 64 tokens; rows [64][row_stride] from column `first` on, those of
-// further tokens undefined. Within an internal::TileScope. `tiles` and `left`, of the two calls
-// above, are 64-byte aligned.
+// further tokens undefined. After configure_basis_tiles() on this thread; whoever calls that keeps
+// what was configured before (KeepAmxState). `tiles` and `left`, of the two calls above, are
+// 64-byte aligned.
+void configure_basis_tiles() noexcept;
 void multiply_basis_tiles(const std::byte* tiles, int width, int first, int last,
                           const CoefficientRows* chunks, int n_chunks, const std::byte* left,
                           int n_tokens, float* rows, int64_t row_stride) noexcept;
