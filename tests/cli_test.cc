@@ -127,7 +127,21 @@ TEST_F(Cli, SaysHowToGetACalibration) {
   const Outcome other = kvist(ask + "'readkv(transform=klt)' --calibration '" + file + "'", here);
   EXPECT_EQ(other.code, 2);
   EXPECT_NE(other.err.find("hadamard"), std::string::npos) << other.err;
-  write("broken.readkv", slurp(file).substr(0, 5000));
+  // What is there is not made again, what cannot be read is.
+  EXPECT_EQ(kvist("calibrate --missing --where -m '" + model + "'", here).out, "");
+  const std::string made = slurp(file);
+  write(file.substr(file.rfind('/') + 1), made.substr(0, 5000));
+  EXPECT_EQ(kvist("calibrate --missing --where -m '" + model + "'", here).out, file + "\n");
+  const Outcome again = kvist(calibrate + KVIST_SOURCE_DIR "/examples/demo.txt' --missing", here);
+  EXPECT_EQ(again.code, 0);
+  EXPECT_EQ(again.out.find("klt"), std::string::npos) << again.out;
+  EXPECT_EQ(slurp(file), made);
+  // A prompt that the calibration does not reach.
+  EXPECT_EQ(kvist(calibrate + KVIST_SOURCE_DIR "/examples/demo.txt' --span 8", here).code, 0);
+  const Outcome beyond = kvist(ask + "readkv", here);
+  EXPECT_EQ(beyond.code, 0);
+  EXPECT_NE(beyond.err.find("positions below 8"), std::string::npos) << beyond.err;
+  write("broken.readkv", made.substr(0, 5000));
   const Outcome broken = kvist(ask + "readkv --calibration '" + path("broken.readkv") + "'", here);
   EXPECT_EQ(broken.code, 1);
   EXPECT_NE(broken.err.find("broken.readkv"), std::string::npos) << broken.err;

@@ -29,7 +29,7 @@ class ReadKv : public ::testing::Test {
     Session session(*model_, pool_, {});
     const std::vector<std::vector<int32_t>> window{{ids_.begin(), ids_.begin() + 512}};
     const std::vector<ReadBasis> bases{{}, {.klt = true}};
-    for (ReadCalibration& made : calibrate(session, source_, bases, window))
+    for (ReadCalibration& made : calibrate(session, source_, bases, window, 512))
       codes_.push_back(std::make_shared<CodedModel>(std::move(made)));
   }
 
@@ -87,6 +87,46 @@ TEST_F(ReadKv, AKeyTransformFittedToTheHeadsLosesLess) {
       measure(Protocol::prefix, {"readkv(read_keys=2,read_values=2,sinks=4)",
                                  "readkv(read_keys=2,read_values=2,sinks=4,transform=klt)"});
   EXPECT_LT(r[2].stats.kl().mean, r[1].stats.kl().mean);
+}
+
+// Slow channels of keys are elsewhere at position 2,500 than in windows of 512 tokens at 0.
+TEST_F(ReadKv, WindowsSpreadOverTheSpanHoldBeyondTheirOwnLength) {
+  constexpr size_t kPrompt = 2500, kNext = 32;
+  const std::span<const int32_t> ids(ids_);
+  const std::vector<std::vector<int32_t>> window{{ids_.begin(), ids_.begin() + 512}};
+  const std::vector<ReadBasis> bases{{.klt = true}};
+  const auto spread = [&](int span) {
+    Session session(*model_, pool_, {});
+    auto made = calibrate(session, source_, bases, window, span);
+    EXPECT_EQ(made.front().positions, span);
+    EXPECT_EQ(made.front().tokens, 512);
+    return std::make_shared<CodedModel>(std::move(made.front()));
+  };
+  Session session(*model_, pool_, {});
+  session.prefill(ids.first(kPrompt));
+  session.set_aside();
+  const auto next = [&] {
+    const int sequence = session.open();
+    auto logits = session.extend_all(sequence, ids.subspan(kPrompt, kNext));
+    session.close(sequence);
+    return logits;
+  };
+  const std::vector<float> plain = next();
+  const size_t vocab = plain.size() / kNext;
+  const auto lost = [&](std::shared_ptr<const CodedModel> code) {
+    session.restore();
+    session.set_aside();
+    session.encode(parse_spec("readkv(transform=klt,sinks=4)").reading()->plan, std::move(code));
+    const std::vector<float> coded = next();
+    double sum = 0;
+    for (size_t t = 0; t < kNext; ++t)
+      sum += testing::kl(std::span(plain).subspan(t * vocab, vocab),
+                         std::span(coded).subspan(t * vocab, vocab));
+    return sum / kNext;
+  };
+  const double as_read = lost(spread(512)), all_over = lost(spread(4096));
+  EXPECT_LT(all_over, 0.02);
+  EXPECT_LT(4 * all_over, as_read) << all_over;
 }
 
 TEST_F(ReadKv, QuestionsTogetherAreAnsweredAsAlone) {

@@ -26,9 +26,9 @@ struct CalibrateOptions {
   Inputs inputs;
   std::vector<std::string> texts;
   std::string out, transform = "both";
-  int documents = 32, window = 2048;
+  int documents = 32, window = 2048, span = 0;
   uint64_t seed = ReadBasis{}.seed;
-  bool layer_signs = false, where = false;
+  bool layer_signs = false, where = false, missing = false;
   // Of a basis for varrate, in place of readkv's calibrations.
   bool basis = false, show = false;
   int stride = RankPlan{}.stride, neighbours = RankPlan{}.neighbours, rows = 1024;
@@ -151,6 +151,34 @@ void print_bases(std::span<const RankBasis> bases, std::span<const std::string> 
   if (context.json) std::printf("%s\n", nlohmann::ordered_json{{"bases", all}}.dump(2).c_str());
 }
 
+// Whether `load` can read the file.
+template <typename Load>
+bool is_there(const std::string& file, const Load& load) {
+  try {
+    load(file);
+    return true;
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::not_found && error.kind() != ErrorKind::corrupt) throw;
+    return false;
+  }
+}
+
+// With --missing: leaves only what no file of `files` holds yet.
+template <typename What, typename Load>
+void leave_missing(const CalibrateOptions& options, std::vector<What>* whats,
+                   std::vector<std::string>* files, const Load& load) {
+  if (!options.missing) return;
+  std::vector<What> missing;
+  std::vector<std::string> there;
+  for (size_t i = 0; i < files->size(); ++i) {
+    if (is_there((*files)[i], load)) continue;
+    missing.push_back((*whats)[i]);
+    there.push_back((*files)[i]);
+  }
+  *whats = std::move(missing);
+  *files = std::move(there);
+}
+
 int run_basis(const CalibrateOptions& options, const Context& context) {
   const std::atomic<bool>& stop = watch_interrupt();
   RankPlan plan;
@@ -161,10 +189,11 @@ int run_basis(const CalibrateOptions& options, const Context& context) {
   const std::string path = model_path(options.inputs);
   const auto model = Model::load(path, model_options(options.inputs, context));
   const ReadSource source = read_source(model->info());
-  const std::vector<RankPlan::Basis> kinds = kinds_of(options);
+  std::vector<RankPlan::Basis> kinds = kinds_of(options);
   std::vector<std::string> files;
   for (const RankPlan::Basis kind : kinds)
     files.push_back(options.out.empty() ? basis_path(source, kind) : options.out);
+  leave_missing(options, &kinds, &files, load_basis);
   if (options.where) {
     for (const std::string& file : files) std::printf("%s\n", file.c_str());
     return kDone;
@@ -179,6 +208,7 @@ int run_basis(const CalibrateOptions& options, const Context& context) {
     print_bases(bases, files, context);
     return kDone;
   }
+  if (kinds.empty()) return kDone;
   const auto tokenizer = Tokenizer::load(path);
   const auto windows = windows_of(options, *tokenizer, model->info().context);
   make_folder(fs::path(files.front()).parent_path());
@@ -211,9 +241,6 @@ int run_calibrate(const CalibrateOptions& options, const Context& context) {
   const std::atomic<bool>& stop = watch_interrupt();
   const std::string path = model_path(options.inputs);
   const auto model = Model::load(path, model_options(options.inputs, context));
-  const auto tokenizer = Tokenizer::load(path);
-  const auto windows = options.where ? std::vector<std::vector<int32_t>>{}
-                                     : windows_of(options, *tokenizer, model->info().context);
   const ReadSource source = read_source(model->info());
   std::vector<ReadBasis> bases;
   for (bool klt : {false, true}) {
@@ -224,10 +251,14 @@ int run_calibrate(const CalibrateOptions& options, const Context& context) {
   for (const ReadBasis& basis : bases) {
     files.push_back(options.out.empty() ? calibration_path(source, basis) : options.out);
   }
+  leave_missing(options, &bases, &files, load_calibration);
   if (options.where) {
     for (const std::string& file : files) std::printf("%s\n", file.c_str());
     return kDone;
   }
+  if (bases.empty()) return kDone;
+  const auto tokenizer = Tokenizer::load(path);
+  const auto windows = windows_of(options, *tokenizer, model->info().context);
   for (const std::string& file : files) make_folder(fs::path(file).parent_path());
   // Keys and values as the graph makes them, so that a figure is rounded once.
   SessionOptions session_options;
@@ -238,6 +269,7 @@ int run_calibrate(const CalibrateOptions& options, const Context& context) {
     ProgressBar bar("calibrating", false);
     calibrations = calibrate(
         session, source, bases, windows,
+        options.span > 0 ? std::min(options.span, model->info().context) : model->info().context,
         [&](const Progress& p) { bar.update(p.done, p.total, p.seconds, "tokens"); }, &stop);
   }
   auto rows = nlohmann::ordered_json::array();
@@ -270,6 +302,8 @@ Action add(CLI::App& app) {
                  "held-out documents: files, or folders of .txt and .md files")
       ->type_name("DIR|FILE");
   app.add_flag("--where", options->where, "only print where the calibrations of this model go");
+  app.add_flag("--missing", options->missing,
+               "only what is not there yet, or another version of kvist made");
   CLI::Option* basis = app.add_flag("--basis", options->basis,
                                     "learn the directions that varrate keeps, not readkv's scales");
   app.add_flag("--show", options->show, "of --basis: only print what the one of this model holds")
@@ -309,6 +343,12 @@ Action add(CLI::App& app) {
   app.add_option("--window", options->window, "tokens of a window")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
+  app.add_option("--span", options->span,
+                 "of readkv's scales: positions that prompts will have; windows count as if they "
+                 "stood all over them (default: the model's context)")
+      ->type_name("TOKENS")
+      ->check(CLI::Range(1, 1 << 24))
+      ->excludes(basis);
   add_model_options(app, &options->inputs);
   return [options](const Context& context) { return run_calibrate(*options, context); };
 }

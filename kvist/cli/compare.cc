@@ -182,6 +182,7 @@ int compare(CompareOptions options, const Context& context) {
   std::vector<Recipe> methods;
   for (Spec& spec : specs)
     methods.push_back(load_recipe(std::move(spec), options.inputs, loaded.model->info()));
+  for (const Recipe& method : methods) warn_of_positions(method, loaded.ids.size());
   const Comparison c = measure(loaded, methods, options);
   if (*options.answer.stop) return kInterrupted;
   if (!options.html.empty()) {

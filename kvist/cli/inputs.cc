@@ -200,6 +200,17 @@ Recipe load_recipe(Spec spec, const Inputs& inputs, const ModelInfo& info) {
   return recipe;
 }
 
+void warn_of_positions(const Recipe& recipe, size_t n_tokens) {
+  if (!recipe.code) return;
+  const int64_t positions = recipe.code->calibration().positions;
+  if (static_cast<int64_t>(n_tokens) <= positions) return;
+  std::fprintf(stderr,
+               "warning: %s: calibrated for the positions below %s, and the prompt has %s tokens: "
+               "answers may suffer; kvist calibrate --span makes a calibration for more\n",
+               recipe.spec.text.c_str(), human_count(static_cast<uint64_t>(positions)).c_str(),
+               human_count(n_tokens).c_str());
+}
+
 Loaded load(const Inputs& inputs, const Context& context) {
   Loaded loaded;
   Spec spec = parse_spec(inputs.method);
@@ -211,6 +222,7 @@ Loaded load(const Inputs& inputs, const Context& context) {
   loaded.tokenizer = Tokenizer::load(path);
   loaded.prompt = std::make_unique<Prompt>(*loaded.tokenizer, inputs.raw);
   loaded.ids = loaded.prompt->document(loaded.text);
+  warn_of_positions(loaded.recipe, loaded.ids.size());
   loaded.session = std::make_unique<Session>(*loaded.model, *context.pool, session_options(inputs));
   return loaded;
 }

@@ -56,6 +56,9 @@ std::string measured_file(const Inputs& inputs, const Spec& spec, const ModelInf
 // The method with whatever of the two it needs.
 Recipe load_recipe(Spec spec, const Inputs& inputs, const ModelInfo& info);
 
+// Says so on stderr where a prompt of n_tokens reaches beyond what the recipe's calibration knows.
+void warn_of_positions(const Recipe& recipe, size_t n_tokens);
+
 // Everything a document needs to be asked, ready to prefill.
 struct Loaded {
   Recipe recipe;

@@ -43,7 +43,8 @@ FieldReader::FieldReader(std::span<const uint8_t> bytes, std::string name, std::
   const auto body = bytes.first(bytes.size() - sizeof(uint64_t));
   left_ = body.subspan(magic.size());
   const auto found = get<uint32_t>("version");
-  if (found != version) refuse("version", str(found), str(version));
+  if (found != version)
+    refuse("version", str(found), str(version, "; make the file anew with kvist calibrate"));
   uint64_t stored;
   std::memcpy(&stored, bytes.data() + body.size(), sizeof(stored));
   const uint64_t actual = XXH64(body.data(), body.size(), 0);

@@ -28,6 +28,12 @@ PairRotation PairRotation::mean(const Rope& rope, int64_t begin, int64_t count) 
   return r;
 }
 
+PairRotation PairRotation::shift(const Rope& rope, int64_t by) {
+  Rope plain = rope;
+  plain.magnitude = 1;
+  return at(plain, by);
+}
+
 PairRotation PairRotation::inverse() const {
   PairRotation r = *this;
   for (size_t f = 0; f < cosine.size(); ++f) {

@@ -18,6 +18,8 @@ struct PairRotation {
   static PairRotation at(const Rope& rope, int64_t position);
   // Over positions [begin, begin + count): no longer a rotation, since lengths shrink.
   static PairRotation mean(const Rope& rope, int64_t begin, int64_t count);
+  // From any position to the one `by` further; a magnitude that a vector has already stays its own.
+  static PairRotation shift(const Rope& rope, int64_t by);
   // What takes it back: exact for the rotation of one position.
   PairRotation inverse() const;
 

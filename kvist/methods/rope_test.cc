@@ -29,5 +29,18 @@ TEST(BackRotation, UndoesTheRotationOfEachPosition) {
   }
 }
 
+TEST(PairRotation, ShiftsFromAnyPositionToALaterOrEarlierOne) {
+  for (const bool adjacent : {false, true}) {
+    const Rope rope{.frequencies = {1, 0.3, 0.01}, .magnitude = 1.3, .adjacent = adjacent};
+    for (const int to : {1234, 3}) {
+      std::vector<double> here{1, -2, 3, 0.5, -0.25, 4, 7}, there = here;
+      PairRotation::at(rope, 40).apply(here.data());
+      PairRotation::shift(rope, to - 40).apply(here.data());
+      PairRotation::at(rope, to).apply(there.data());
+      for (size_t i = 0; i < here.size(); ++i) EXPECT_NEAR(here[i], there[i], 1e-12) << i;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace kvist

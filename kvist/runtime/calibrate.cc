@@ -3,14 +3,17 @@
 #include "kvist/runtime/calibrate.h"
 
 #include <chrono>
+#include <cmath>
 #include <cstdlib>
 #include <filesystem>
+#include <numbers>
 #include <optional>
 
 #include "kvist/core/buffer.h"
 #include "kvist/core/error.h"
 #include "kvist/methods/rank/learn_basis.h"
 #include "kvist/methods/read/accumulator.h"
+#include "kvist/methods/rope.h"
 
 namespace kvist {
 namespace {
@@ -31,34 +34,91 @@ void read_rows(const HeadRows& rows, const LayerInput& layer, Buffer<float>* hea
 
 using Sums = std::vector<std::unique_ptr<CalibrationAccumulator>>;
 
-// Layers are read one after another and summed up side by side, each on a thread of its own.
-void add_prefix(Session& session, const Sums& sums) {
+// Where a window stands in [0, span): its first token at `first`, and those beyond the end at the
+// beginning.
+struct Place {
+  int first = 0, span = 0;
+};
+
+// Puts windows all over [0, span), however many there are: the first at 0, others after it by
+// multiples of the golden ratio.
+class Places {
+ public:
+  explicit Places(int span) : span_(span) {}
+  Place next() {
+    const double turns = static_cast<double>(n_++) * std::numbers::phi;
+    return {static_cast<int>((turns - std::floor(turns)) * span_), span_};
+  }
+
+ private:
+  int span_;
+  int64_t n_ = 0;
+};
+
+// Keys or queries of the last tokens of a window of n_tokens, in its place. rows [rows][width].
+void put_in_place(const Place& place, const Rope& rope, int n_tokens, int head_dim, int64_t width,
+                  std::span<float> rows) {
+  const auto turn = [&](int64_t begin, int64_t end, int by) {
+    if (by == 0) return;
+    const PairRotation rotation = PairRotation::shift(rope, by);
+    for (int64_t at = begin * width; at < end * width; at += head_dim)
+      rotation.apply(rows.data() + at);
+  };
+  const int64_t n = static_cast<int64_t>(rows.size()) / width;
+  const int64_t wraps = std::clamp<int64_t>(n - n_tokens + place.span - place.first, 0, n);
+  turn(0, wraps, place.first);
+  turn(wraps, n, place.first - place.span);
+}
+
+// Layers are read one after another and summed up side by side, each on a thread of its own: once
+// for each place.
+void add_prefix(Session& session, const Sums& sums, std::span<const Place> places) {
   struct Rows {
-    int n_tokens = 0, n_queries = 0;
+    int n_tokens = 0, n_queries = 0, heads = 0, kv_heads = 0, head_dim = 0;
     Buffer<float> k, v;
-    const float* q = nullptr;
+    std::span<const float> q;
   };
   std::vector<Rows> layers;
   ThreadPool* pool = nullptr;
+  const Rope* rope = nullptr;
   session.each_layer([&](const LayerInput& layer) {
     const size_t of_head =
         static_cast<size_t>(layer.n_tokens) * static_cast<size_t>(layer.head_dim);
     const size_t size = of_head * static_cast<size_t>(layer.kv_heads);
     Buffer<float> head(of_head);
-    Rows rows{layer.n_tokens, 0, Buffer<float>(size), Buffer<float>(size), layer.q.data()};
+    Rows rows{
+        layer.n_tokens,      0, layer.heads, layer.kv_heads, layer.head_dim, Buffer<float>(size),
+        Buffer<float>(size), {}};
     read_rows(*layer.keys, layer, &head, rows.k.data());
     read_rows(*layer.values, layer, &head, rows.v.data());
-    if (rows.q != nullptr) rows.n_queries = static_cast<int>(layer.q.dim(0));
+    if (layer.q.data() != nullptr) {
+      rows.n_queries = static_cast<int>(layer.q.dim(0));
+      rows.q = {layer.q.data(), static_cast<size_t>(layer.q.dim(0) * layer.q.stride(0))};
+    }
     layers.push_back(std::move(rows));
     pool = layer.pool;
+    rope = layer.rope;
   });
   const auto n_layers = static_cast<int64_t>(layers.size());
-  pool->parallel_for(n_layers * static_cast<int64_t>(sums.size()), [&](int64_t i) {
-    const Rows& rows = layers[static_cast<size_t>(i % n_layers)];
-    sums[static_cast<size_t>(i / n_layers)]->add(static_cast<int>(i % n_layers), rows.n_tokens,
-                                                 rows.k.data(), rows.v.data(), rows.n_queries,
-                                                 rows.q);
-  });
+  for (const Place& place : places) {
+    pool->parallel_for(n_layers, [&](int64_t i) {
+      const Rows& rows = layers[static_cast<size_t>(i)];
+      std::vector<float> k(rows.k.data(), rows.k.data() + rows.k.size());
+      std::vector<float> q(rows.q.begin(), rows.q.end());
+      for (const auto& [x, heads] : {std::pair(&k, rows.kv_heads), std::pair(&q, rows.heads)})
+        put_in_place(place, *rope, rows.n_tokens, rows.head_dim, int64_t{heads} * rows.head_dim,
+                     *x);
+      for (const auto& sum : sums)
+        sum->add(static_cast<int>(i), rows.n_tokens, k.data(), rows.v.data(), rows.n_queries,
+                 q.data());
+    });
+  }
+}
+
+int64_t total(std::span<const std::vector<int32_t>> windows) {
+  int64_t tokens = 0;
+  for (const auto& window : windows) tokens += static_cast<int64_t>(window.size());
+  return tokens;
 }
 
 // Prefills one window after another and calls done() for each; with_queries: those of all positions
@@ -67,13 +127,13 @@ template <typename Done>
 void read_windows(Session& session, std::span<const std::vector<int32_t>> windows,
                   bool with_queries, const std::function<void(const Progress&)>& on_progress,
                   const std::atomic<bool>* stop, const Done& done_with) {
-  size_t total = 0, done = 0;
-  for (const auto& window : windows) total += window.size();
+  const auto all = static_cast<int>(total(windows));
+  size_t done = 0;
   const auto start = Clock::now();
   for (const auto& window : windows) {
     const auto chunk_done = [&](const Progress& p) {
       if (!on_progress) return;
-      on_progress({static_cast<int>(done) + p.done, static_cast<int>(total),
+      on_progress({static_cast<int>(done) + p.done, all,
                    std::chrono::duration<double>(Clock::now() - start).count()});
     };
     const int queries = with_queries ? static_cast<int>(window.size()) : 0;
@@ -103,15 +163,26 @@ ReadSource read_source(const ModelInfo& info) {
 
 std::vector<ReadCalibration> calibrate(Session& session, const ReadSource& source,
                                        std::span<const ReadBasis> bases,
-                                       std::span<const std::vector<int32_t>> windows,
+                                       std::span<const std::vector<int32_t>> windows, int span,
                                        const std::function<void(const Progress&)>& on_progress,
                                        const std::atomic<bool>* stop) {
   Sums sums;
   for (const ReadBasis& basis : bases)
     sums.push_back(std::make_unique<CalibrationAccumulator>(source, basis));
-  read_windows(session, windows, true, on_progress, stop, [&] { add_prefix(session, sums); });
+  const int64_t tokens = total(windows);
+  const int64_t turns = tokens == 0 ? 1 : (2 * int64_t{span} + tokens - 1) / tokens;
+  Places places(span);
+  read_windows(session, windows, true, on_progress, stop, [&] {
+    std::vector<Place> all(static_cast<size_t>(turns));
+    for (Place& place : all) place = places.next();
+    add_prefix(session, sums, all);
+  });
   std::vector<ReadCalibration> calibrations;
-  for (const auto& sum : sums) calibrations.push_back(sum->finish());
+  for (const auto& sum : sums) {
+    calibrations.push_back(sum->finish());
+    calibrations.back().tokens = tokens;
+    calibrations.back().positions = span;
+  }
   return calibrations;
 }
 
@@ -141,7 +212,8 @@ ReadCalibration calibrate_on_prefix(Session& session, const ReadSource& source,
                                     const ReadBasis& basis) {
   Sums sums;
   sums.push_back(std::make_unique<CalibrationAccumulator>(source, basis));
-  add_prefix(session, sums);
+  const Place as_read{0, session.n_prompt()};
+  add_prefix(session, sums, {&as_read, 1});
   return sums.front()->finish();
 }
 

@@ -21,11 +21,15 @@ namespace kvist {
 ReadSource read_source(const ModelInfo& info);
 
 // Over windows of token ids, each prefilled alone, as the paper does (its section 4: 32 documents,
-// a window of 2,048 tokens each); one calibration a basis. on_progress counts tokens; *stop
-// becoming true throws Error(interrupted).
+// a window of 2,048 tokens each); one calibration a basis. RoPE turns keys by their position, slow
+// channels so slowly that a window shows a small part of where they get to: so each window counts
+// as if it stood elsewhere in [0, span), its keys and queries turned by as much, which changes no
+// attention within it, and what leaves the span comes in at 0. Windows shorter together than twice
+// the span stand in several places.
+// on_progress counts tokens; *stop becoming true throws Error(interrupted).
 std::vector<ReadCalibration> calibrate(Session& session, const ReadSource& source,
                                        std::span<const ReadBasis> bases,
-                                       std::span<const std::vector<int32_t>> windows,
+                                       std::span<const std::vector<int32_t>> windows, int span,
                                        const std::function<void(const Progress&)>& on_progress = {},
                                        const std::atomic<bool>* stop = nullptr);
 

@@ -280,7 +280,9 @@ TEST(RankBasis, AnOlderFileIsRefusedByItsVersion) {
     FAIL() << "accepted";
   } catch (const Error& error) {
     EXPECT_EQ(error.kind(), ErrorKind::corrupt);
-    EXPECT_STREQ(error.what(), "x.varrate: version: found 1; expected 2");
+    EXPECT_STREQ(
+        error.what(),
+        "x.varrate: version: found 1; expected 2; make the file anew with kvist calibrate");
   }
 }
 

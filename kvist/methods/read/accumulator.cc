@@ -268,6 +268,7 @@ ReadCalibration CalibrationAccumulator::finish() const {
     }
     out.layers.push_back(rounded(exact));
   }
+  out.positions = out.tokens;
   return out;
 }
 

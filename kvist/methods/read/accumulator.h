@@ -27,7 +27,8 @@ class CalibrationAccumulator {
   // O(n heads head_dim log head_dim); with klt head_dim^2.
   void add(int layer, int64_t n, const float* k, const float* v, int64_t n_queries, const float* q);
 
-  // Throws invalid_argument where a layer has seen no row.
+  // Tokens and positions are taken to be the rows seen. Throws invalid_argument where a layer has
+  // seen none.
   ReadCalibration finish() const;
 
  private:

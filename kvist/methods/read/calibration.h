@@ -61,6 +61,8 @@ struct ReadCalibration {
   ReadSource source;
   ReadBasis basis;
   int64_t tokens = 0;
+  // Keys and queries of positions below this were looked at; RoPE takes those of others elsewhere.
+  int64_t positions = 0;
   std::vector<Layer> layers;
 
   HeadTransform key_transform(int layer, int kv_head) const;

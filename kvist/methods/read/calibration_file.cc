@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Calibration files. After magic and version: model and rope as length and bytes, shape, basis,
-// tokens, checksum of the code's tables; then layer by layer format, mu_k, sigma_k, mu_v, sigma_v
-// as 16 bits, m2q as float32, bases as 16 bits; at the end XXH64 of all before it.
+// tokens, positions, checksum of the code's tables; then layer by layer format, mu_k, sigma_k,
+// mu_v, sigma_v as 16 bits, m2q as float32, bases as 16 bits; at the end XXH64 of all before it.
 #include <xxhash.h>
 
 #include <string_view>
@@ -15,7 +15,7 @@ namespace kvist {
 namespace {
 
 constexpr std::string_view kMagic = "KVISTRKC";
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kVersion = 2;
 constexpr int kMostLayers = 4096, kMostHeads = 4096;
 
 uint64_t table_checksum() {
@@ -71,6 +71,7 @@ std::vector<uint8_t> encode(const ReadCalibration& c) {
   out.put(static_cast<uint8_t>(c.basis.layer_signs));
   out.put(static_cast<uint8_t>(c.basis.klt));
   out.put(c.tokens);
+  out.put(c.positions);
   out.put(table_checksum());
   for (const auto& layer : c.layers) {
     out.put(static_cast<uint8_t>(layer.format == Scalar::f16 ? 0 : 1));
@@ -92,6 +93,8 @@ ReadCalibration decode_calibration(std::span<const uint8_t> bytes, const std::st
   out.basis.klt = in.boolean("klt");
   out.tokens = in.get<int64_t>("tokens");
   if (out.tokens < 1) in.refuse("tokens", str(out.tokens), "at least 1");
+  out.positions = in.get<int64_t>("positions");
+  if (out.positions < 1) in.refuse("positions", str(out.positions), "at least 1");
   const auto tables = in.get<uint64_t>("tables");
   if (tables != table_checksum())
     in.refuse("tables", fmt::format("{:016x}", tables), fmt::format("{:016x}", table_checksum()));

@@ -57,6 +57,7 @@ void expect_same(const ReadCalibration& a, const ReadCalibration& b) {
   EXPECT_EQ(a.source, b.source);
   EXPECT_EQ(a.basis, b.basis);
   EXPECT_EQ(a.tokens, b.tokens);
+  EXPECT_EQ(a.positions, b.positions);
   ASSERT_EQ(a.layers.size(), b.layers.size());
   for (size_t l = 0; l < a.layers.size(); ++l) {
     EXPECT_EQ(a.layers[l].format, b.layers[l].format);
@@ -284,7 +285,7 @@ TEST(Calibration, RefusesEveryTruncationAndFlip) {
   std::vector<uint8_t> newer = whole;
   newer[8] = 9;
   refusal(newer, &what);
-  EXPECT_EQ(what, "file: version: found 9; expected 1");
+  EXPECT_EQ(what, "file: version: found 9; expected 2; make the file anew with kvist calibrate");
 }
 
 // A field changed and the checksum made right again: what a broken writer would leave.
@@ -298,7 +299,7 @@ std::vector<uint8_t> forged(std::vector<uint8_t> bytes, size_t at, uint8_t value
 TEST(Calibration, RefusesFieldsByName) {
   const std::vector<uint8_t> whole = encode(measured({}));
   const size_t model = 12, shape = model + 4 + kSource.model.size() + 4 + kSource.rope.size();
-  const size_t basis = shape + 16, first_layer = basis + 8 + 2 + 8 + 8;
+  const size_t basis = shape + 16, first_layer = basis + 8 + 2 + 8 + 8 + 8;
   const struct {
     size_t at;
     uint8_t value;
@@ -313,7 +314,8 @@ TEST(Calibration, RefusesFieldsByName) {
       {shape + 13, 0x7F, "head dimension: found 32528; expected 1 to 1024"},
       {basis + 9, 2, "klt: found 2; expected at most 1"},
       {basis + 17, 0x80, "tokens: found -"},
-      {basis + 18, 1, "tables: found "},
+      {basis + 25, 0x80, "positions: found -"},
+      {basis + 26, 1, "tables: found "},
       {first_layer, 2, "format of a layer: found 2; expected at most 1"},
       {first_layer + 2, 0x7C, "means of keys: found "},
       {first_layer + 1 + 64 + 1, 0x80, "scales of keys: found -"},

@@ -17,8 +17,7 @@ constexpr OptionSpec kOptions[] = {
      .unit = "",
      .help =
          "sharp: transform=klt with tilt=1/6, sinks=4, and of the bits read three for keys to one "
-         "for values, where those are not given; loses less at every rate on text like that of the "
-         "calibration, and more on other text",
+         "for values, where those are not given; loses less at every rate",
      .choices = "paper|sharp"},
     {.name = "store",
      .kind = Kind::integer,
