@@ -18,6 +18,7 @@
 #include "kvist/cache/prefix.h"
 #include "kvist/core/error.h"
 #include "kvist/core/rng.h"
+#include "kvist/kernels/targets.h"
 #include "kvist/methods/read/schedule.h"
 
 namespace {
@@ -253,6 +254,7 @@ void add_all() {
 int main(int argc, char** argv) {
   benchmark::Initialize(&argc, argv);
   if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 2;
+  kernels::apply_environment();
   add_all();
   benchmark::RunSpecifiedBenchmarks();
   return 0;

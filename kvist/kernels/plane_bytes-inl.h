@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Sums over bit planes in bytes: prefixes become 8-bit reconstructions once, and are multiplied by
-// 8-bit weights of every row, four items a dot. Needs AVX-512 with VBMI and VNNI.
+// 8-bit weights of every row, four items a dot. Sums need AVX-512 with VBMI and VNNI;
+// plane_nibbles-inl.h has those of AVX2.
 #if defined(KVIST_KERNELS_PLANE_BYTES_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef KVIST_KERNELS_PLANE_BYTES_INL_H_
 #undef KVIST_KERNELS_PLANE_BYTES_INL_H_
@@ -16,17 +17,25 @@
 
 #include "kvist/kernels/tree_code.h"
 
-#if HWY_TARGET == HWY_AVX3_DL
 HWY_BEFORE_NAMESPACE();
 namespace kvist::kernels {
 namespace HWY_NAMESPACE {
 
-constexpr int kByteDepth = 6;   // deepest prefix whose reconstructions fit one register of bytes
+constexpr int kByteDepth = 6;   // deepest prefix whose reconstructions are looked up as bytes
 constexpr int kStepItems = 4;   // channels of keys or tokens of values that one dot adds
 constexpr int kByteZero = 128;  // the byte of 0
 
 // What a step of bytes stands for.
 inline float byte_unit() { return tree_centroids(kByteDepth)[(1 << kByteDepth) - 1] / 127; }
+
+}  // namespace HWY_NAMESPACE
+}  // namespace kvist::kernels
+HWY_AFTER_NAMESPACE();
+
+#if HWY_TARGET == HWY_AVX3_DL
+HWY_BEFORE_NAMESPACE();
+namespace kvist::kernels {
+namespace HWY_NAMESPACE {
 
 // Keys of depths 1 and 2: distances of their bytes from kByteZero. Odd ones, or one alone, make the
 // bytes sums modulo 2 of what each bit contributes. 77 / 23 is the ratio of the code to 0.4 %.

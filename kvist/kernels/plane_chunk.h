@@ -53,7 +53,7 @@ struct LivePackets {
 
 struct ValueScratch {
   uint8_t* bytes;     // [2][kMaxSteps][4][64]
-  int8_t* weights;    // [rows][kMaxSteps][4]
+  int8_t* weights;    // [rows][kMaxSteps][4], or [rows][at most kMaxSteps / 2][32]
   int32_t* zero;      // [rows]
   float* unit;        // [rows]
   float* decoded;     // [kDecoded][head_dim]

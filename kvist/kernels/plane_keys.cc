@@ -16,6 +16,7 @@
 #include "kvist/kernels/attend-inl.h"
 #include "kvist/kernels/plane_bytes-inl.h"
 #include "kvist/kernels/plane_code-inl.h"
+#include "kvist/kernels/plane_nibbles-inl.h"
 #include "kvist/kernels/plane_pages-inl.h"
 #include "kvist/kernels/tree_guide.h"
 
@@ -26,6 +27,8 @@ namespace HWY_NAMESPACE {
 bool bytes_here() {
 #if HWY_TARGET == HWY_AVX3_DL
   return __builtin_cpu_supports("gfni") != 0;
+#elif HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
+  return true;
 #else
   return false;
 #endif
@@ -191,9 +194,9 @@ HWY_INLINE void prefetch_lines(const KeyReader& reader, const uint8_t* next, int
   }
 }
 
-#if HWY_TARGET == HWY_AVX3_DL
-// Steps by depth, filled up with the depth's first channel at weight 0; weights of every row.
-void fill_bytes(KeyReader* reader, const float* weight) {
+// Steps by depth, filled up with the depth's first channel at weight 0; unit[depth] is what a byte
+// stands for there. Returns how many channels are summed in bytes.
+int make_steps(KeyReader* reader, const float* unit) {
   int n = 0, used = 0;
   for (int depth = 1; depth <= kByteDepth; ++depth) {
     const int first = n;
@@ -203,10 +206,15 @@ void fill_bytes(KeyReader* reader, const float* weight) {
     while (n % kStepItems != 0) reader->items[n++] = reader->items[first];
     reader->steps[depth] = (n - first) / kStepItems;
     used += own - first;
-    const float relative = byte_tables().unit[depth] / byte_unit();
-    for (int i = first; i < n; ++i) reader->relative[i] = i < own ? relative : 0;
+    for (int i = first; i < n; ++i) reader->relative[i] = i < own ? unit[depth] / byte_unit() : 0;
   }
   reader->n_steps = n / kStepItems;
+  return used;
+}
+
+#if HWY_TARGET == HWY_AVX3_DL
+void fill_bytes(KeyReader* reader, const float* weight) {
+  const int used = make_steps(reader, byte_tables().unit), n = kStepItems * reader->n_steps;
   const auto lanes_at = [=](int i) HWY_ATTR {
     return static_cast<__mmask16>(n - i >= 16 ? 0xFFFF : (1u << (n - i)) - 1);
   };
@@ -300,6 +308,111 @@ void bytes_page(const KeyReader& reader, const uint8_t* page, int n_tokens, cons
                     reader.row_bytes() / kStepItems, reader.zero, reader.unit, reader.rows,
                     out + 16 * j, stride, n_tokens - 16 * j);
   }
+}
+#elif HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
+// Two products of a byte and a weight must stay in 16 bits.
+constexpr float kMostWeight = 63;
+
+void fill_bytes(KeyReader* reader, const float* weight) {
+  float unit[kByteDepth + 1];
+  std::fill_n(unit, kByteDepth + 1, byte_unit());
+  const int used = make_steps(reader, unit), n = kStepItems * reader->n_steps;
+  for (int r = 0; r < reader->rows; ++r) {
+    const float* row = weight + int64_t{r} * reader->head_dim;
+    const auto w = [=](int i) { return row[reader->items[i]] * reader->relative[i]; };
+    float largest = 0, all = 0;
+    for (int i = 0; i < n; ++i) largest = std::max(largest, std::abs(w(i))), all += std::abs(w(i));
+    const float scale = largest < 1e-35f ? 0 : kMostWeight / largest;
+    int sum = 0;
+    for (int i = 0; i < n; ++i) {
+      const auto whole = static_cast<int>(std::lrint(w(i) * scale));
+      sum += whole;
+      reader->bytes[r * reader->row_bytes() + i] = static_cast<int8_t>(whole);
+    }
+    reader->zero[r] = kByteZero * sum;
+    reader->unit[r] = scale == 0 ? 0 : byte_unit() / scale;
+    reader->error[r] =
+        0.5f * byte_unit() * all + static_cast<float>(used) * 0.5f * 127.5f * reader->unit[r];
+  }
+}
+
+constexpr int kHalfTokens = 256;  // of a page, whose planes are one vector each
+constexpr int kSumRows = 8;       // rows whose sums are held until they are put in order
+
+// Half a page: planes to nibbles, then tokens 8 k + j for each j.
+void bytes_half(const KeyReader& reader, const uint8_t* half, int n_tokens, const uint8_t* next,
+                int first_block, float* out, int64_t stride, uint8_t* scratch) {
+  auto* sums = reinterpret_cast<int32_t*>(scratch);  // [kSumRows][8][32]
+  uint8_t* const packed = scratch + kSumRows * kHalfTokens * 4;
+  uint8_t* to = packed;
+  const int32_t* item = reader.items;
+  for_byte_depths([&](auto depth) HWY_ATTR {
+    for (int i = 0; i < kStepItems * reader.steps[depth]; ++i, ++item) {
+      const uint8_t* planes = half + int64_t{*item} * reader.width * kPlaneBytes;
+      pack_planes<depth>(
+          [=](int s) HWY_ATTR {
+            return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(planes + s * kPlaneBytes));
+          },
+          to);
+      to += packed_vectors(depth) * kVectorBytes;
+    }
+  });
+  uint8_t* const bytes = to;
+  constexpr int64_t kStep = kStepItems * kVectorBytes;
+  for (int first = 0; first < reader.rows; first += kSumRows) {
+    const int rows = std::min(kSumRows, reader.rows - first);
+    for (int j = 0; j < 8; ++j) {
+      if (next != nullptr && first == 0 && j % 2 == 0)
+        prefetch_lines(reader, next, first_block + j / 2);
+      const uint8_t* from = packed;
+      uint8_t* at = bytes;
+      for_byte_depths([&](auto depth) HWY_ATTR {
+        if (reader.steps[depth] == 0) return;
+        for_nibble<depth, true>(j, [&](const auto& run) HWY_ATTR {
+          for (int s = 0; s < reader.steps[depth]; ++s, at += kStep) {
+            __m256i x[kStepItems], y[kStepItems];
+#pragma GCC unroll 4
+            for (int m = 0; m < kStepItems; ++m, from += packed_vectors(depth) * kVectorBytes)
+              x[m] = run.read(from);
+            interleave_four(x, y);
+#pragma GCC unroll 4
+            for (int q = 0; q < kStepItems; ++q)
+              _mm256_store_si256(reinterpret_cast<__m256i*>(at + kVectorBytes * q), y[q]);
+          }
+        });
+      });
+      for_row_parts(rows, [&](int r0, auto n) HWY_ATTR {
+        const int8_t* weights = reader.bytes + int64_t{first + r0} * reader.row_bytes();
+        for (int pair = 0; pair < 4; pair += 2) {
+          two_vectors<n, true>(
+              bytes + kVectorBytes * pair, reader.n_steps, kStep,
+              [=, row_bytes = reader.row_bytes()](int r, int s) HWY_ATTR {
+                int32_t four;
+                std::memcpy(&four, weights + r * row_bytes + kStepItems * s, 4);
+                return _mm256_set1_epi32(four);
+              },
+              [=](int r, int q, __m256i sum) HWY_ATTR {
+                int32_t* to_sums = sums + (r0 + r) * kHalfTokens + 32 * j + 4 * (pair + q);
+                _mm_store_si128(reinterpret_cast<__m128i*>(to_sums), _mm256_castsi256_si128(sum));
+                _mm_store_si128(reinterpret_cast<__m128i*>(to_sums + 16),
+                                _mm256_extracti128_si256(sum, 1));
+              });
+        }
+      });
+    }
+    for (int r = 0; r < rows; ++r) {
+      float* row = out + (first + r) * stride;
+      for (int k = 0; k < std::min(32, n_tokens / 8); k += 8)
+        add_in_order(sums + r * kHalfTokens + k, 32, reader.zero[first + r], reader.unit[first + r],
+                     row + 8 * k);
+    }
+  }
+}
+
+void bytes_page(const KeyReader& reader, const uint8_t* page, int n_tokens, const uint8_t* next,
+                float* out, int64_t stride, uint8_t* scratch) {
+  for (int at = 0; at < n_tokens; at += kHalfTokens)
+    bytes_half(reader, page + at / 8, n_tokens - at, next, at / 64, out + at, stride, scratch);
 }
 #else
 void fill_bytes(KeyReader*, const float*) {}

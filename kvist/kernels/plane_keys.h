@@ -40,8 +40,8 @@ void seal_keys(const uint8_t* open, int n_tokens, int head_dim, int width, const
 
 // What one schedule and the query heads of a group need, built once and used on every page. Where
 // the CPU has the instructions, channels of depth 1 .. 6 are summed in bytes, four a step, all of a
-// step of one depth: weights in units of 1/127 of a row's largest, reconstructions in units of
-// 1/127 of the outermost. Others are decoded to float. With Precision::exact all are.
+// step of one depth: weights in units of 1/127 of a row's largest (1/63 without VNNI),
+// reconstructions in units of 1/127 of the outermost. Others are decoded to float. With Precision::exact all are.
 struct KeyReader {
   int head_dim = 0;
   int width = 0;
@@ -80,7 +80,7 @@ size_t key_scratch_bytes(int head_dim) noexcept;
 void key_logits(const KeyReader& reader, const uint8_t* page, int n_blocks, const uint8_t* next,
                 float* out, int64_t stride, std::byte* scratch) noexcept;
 
-// Whether sums in bytes exist here: AVX-512 with VBMI, VNNI and GFNI, and allowed.
+// Whether sums in bytes exist here: on AVX2, and faster on AVX-512 with VBMI, VNNI and GFNI.
 bool has_plane_bytes() noexcept;
 
 }  // namespace kvist::kernels

@@ -216,7 +216,9 @@ TEST(PlaneKeys, BytesStayWithinTheirBoundAndFarBelowTheCode) {
           const double w = double{c.weight[static_cast<size_t>(r * d + i)]};
           code += w * w * tree_distortion(c.depths[static_cast<size_t>(i)]);
         }
-        EXPECT_LE(std::sqrt(squares), 0.35 * std::sqrt(code) + 1e-6) << target << " row " << r;
+        // AVX2 has 7 bits for a weight.
+        const double share = target == "avx3_dl" ? 0.35 : 0.5;
+        EXPECT_LE(std::sqrt(squares), share * std::sqrt(code) + 1e-6) << target << " row " << r;
       }
     }
   });

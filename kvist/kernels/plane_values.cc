@@ -15,6 +15,7 @@
 #include "kvist/kernels/plane_chunk.h"
 #include "kvist/kernels/plane_code-inl.h"
 #include "kvist/kernels/plane_keys.h"
+#include "kvist/kernels/plane_sorted-inl.h"
 #include "kvist/kernels/plane_values-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -111,12 +112,27 @@ void add_all_in_bytes(const Chunk& all, const ValueScratch& scratch) {
     add_beyond(chunk, *live, scratch);
   }
 }
+#elif HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
+void add_all_in_bytes(const Chunk& all, const ValueScratch& scratch) {
+  const int64_t plane_bytes = all.layout.plane_bytes();
+  for (int at = 0; at < all.n; at += kValueChunk) {
+    const Chunk chunk = all.part(at);
+    SortedTokens sorted;
+    sort_by_depth(chunk, &sorted);
+    add_sorted(chunk, sorted, scratch);
+    add_decoded(
+        chunk, sorted.beyond, sorted.n_beyond,
+        [=](const uint8_t* run, int depth, int c, int some, float* out)
+            HWY_ATTR { decode_channels(run, plane_bytes, depth, c, some, out); },
+        scratch);
+  }
+}
 #endif
 
 }  // namespace
 
 void add_tokens(const internal::Chunk& all, bool bytes, const internal::ValueScratch& scratch) {
-#if HWY_TARGET == HWY_AVX3_DL
+#if HWY_TARGET == HWY_AVX3_DL || HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
   if (bytes) return add_all_in_bytes(all, scratch);
 #endif
   (void)bytes;
@@ -214,7 +230,7 @@ std::byte* carve(std::byte* memory, int head_dim, int rows, ValueScratch* s) {
   };
   const size_t d = static_cast<size_t>(head_dim), r = static_cast<size_t>(rows);
   take(&s->bytes, kMaxSteps * 512);
-  take(&s->weights, r * kMaxSteps * 4 + 64);
+  take(&s->weights, r * kMaxSteps * 16 + 64);
   take(&s->zero, r);
   take(&s->unit, r);
   take(&s->decoded, kDecoded * d);
