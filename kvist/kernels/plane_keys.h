@@ -41,7 +41,8 @@ void seal_keys(const uint8_t* open, int n_tokens, int head_dim, int width, const
 // What one schedule and the query heads of a group need, built once and used on every page. Where
 // the CPU has the instructions, channels of depth 1 .. 6 are summed in bytes, four a step, all of a
 // step of one depth: weights in units of 1/127 of a row's largest (1/63 without VNNI),
-// reconstructions in units of 1/127 of the outermost. Others are decoded to float. With Precision::exact all are.
+// reconstructions in units of 1/127 of the outermost. Others are decoded to float. With
+// Precision::exact all are.
 struct KeyReader {
   int head_dim = 0;
   int width = 0;

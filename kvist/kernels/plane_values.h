@@ -54,8 +54,8 @@ size_t value_scratch_bytes(int head_dim, int rows) noexcept;
 // channel c). Tokens of depth 0 are not touched. alpha >= 0; row r of it starts at alpha + r *
 // stride; out [rows][head_dim]. With Precision::fast and has_plane_bytes(), tokens of depth 1 .. 6
 // are summed in bytes: alpha in units of 1/127 of the row's largest in the chunk, reconstructions
-// in units of 1/127 of the outermost. Deeper ones are rounded to f16 at most. Beside the float sum, an
-// error of at most half a unit of each a token. Scratch: value_scratch_bytes, 64-byte aligned.
+// in units of 1/127 of the outermost. Deeper ones are rounded to f16 at most. Beside the float sum,
+// an error of at most half a unit of each a token. Scratch: value_scratch_bytes, 64-byte aligned.
 void add_values(const ValueLayout& layout, const uint8_t* packets, int first, int n,
                 const uint8_t* depths, const float* alpha, int64_t stride, int rows,
                 Precision precision, float* out, std::byte* scratch) noexcept;
