@@ -103,15 +103,17 @@ void read_block(const RankedView& view, int block, BlockScratch& scratch) noexce
   const RankedLayer& layer = *view.layer;
   if (block + 1 < layer.n_blocks()) fetch(view, block + 1);
   layer.read_neighbours(block, scratch.index.data(), scratch.count.data());
-  scratch.n_chunks =
-      layer.read_block(block, view.sigma, view.row_depths, &scratch.page, scratch.x.data(),
-                       scratch.depth.data(), scratch.chunks.data());
+  scratch.n_chunks = layer.read_block(block, view.sigma, view.row_depths, &scratch.page,
+                                      scratch.x.data(), scratch.depth.data(), scratch.chunks.data(),
+                                      view.key_tiles != nullptr || view.is_expanded(block));
   if (view.is_expanded(block)) return;
   if (view.key_tiles != nullptr) {
-    for (int k = 0; k < scratch.n_chunks; ++k)
-      scratch.by_tiles[static_cast<size_t>(k)] = {scratch.chunks[static_cast<size_t>(k)].x,
-                                                  scratch.chunks[static_cast<size_t>(k)].n_tokens};
-    kernels::make_coefficient_tiles(scratch.by_tiles.data(), scratch.n_chunks,
+    for (int k = 0; k < scratch.n_chunks; ++k) {
+      const RankedLayer::Chunk& chunk = scratch.chunks[static_cast<size_t>(k)];
+      scratch.by_tiles[static_cast<size_t>(k)] = {chunk.x, chunk.n_tokens, chunk.stored,
+                                                  chunk.depth};
+    }
+    kernels::make_coefficient_tiles(scratch.by_tiles.data(), scratch.n_chunks, layer.unit(),
                                     scratch.tiles.data());
   }
   scratch.turns.resize(static_cast<size_t>(layer.block_tokens(block)));

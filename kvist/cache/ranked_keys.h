@@ -95,7 +95,8 @@ inline kernels::AnchorLists anchors_of(const RankedView& view, const BlockScratc
 }
 // Tiles of a layer's key columns; empty where this CPU has no use for them.
 Buffer<std::byte> key_tiles_of(const RankBasisLayer& basis, const KvShape& shape);
-// Coefficients and neighbours of a block, and rotations unless its keys are expanded.
+// Coefficients and neighbours of a block, and rotations unless its keys are expanded. Coefficients
+// stay as stored where tiles make the keys or nothing does.
 void read_block(const RankedView& view, int block, BlockScratch& scratch) noexcept;
 // After read_block(): what its coefficients add to the keys of a head, before RoPE, and its keys as
 // attention reads them, or only the means of their anchors; each into scratch.rows. anchors

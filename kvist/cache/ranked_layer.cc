@@ -309,7 +309,8 @@ std::span<const uint8_t> RankedLayer::block_bytes(int block) const {
 }
 
 int RankedLayer::read_block(int block, const float* sigma, const uint8_t* row_depths, Page* page,
-                            float* x, uint8_t* depth, Chunk* chunks) const noexcept {
+                            float* x, uint8_t* depth, Chunk* chunks,
+                            bool as_stored) const noexcept {
   const uint8_t* at = block_bytes(block).data();
   const uint16_t* rank = ranks(block);
   int n_rows = rank[0];
@@ -327,7 +328,12 @@ int RankedLayer::read_block(int block, const float* sigma, const uint8_t* row_de
     for (int i = 0; i < n; ++i)
       depth[i] = static_cast<uint8_t>(std::min(kRankChunk, std::min<int>(rank[i], n_rows) - row));
     chunks[made] = {n, x, depth};
-    if (format_.tree()) {
+    if (as_stored && format_.bits == 16) {
+      chunks[made].stored = reinterpret_cast<const f16*>(at);  // payload of f16 is aligned to them
+      int numbers = 0;
+      for (int i = 0; i < n; ++i) numbers += depth[i];
+      at = reinterpret_cast<const uint8_t*>(chunks[made].stored + numbers);
+    } else if (format_.tree()) {
       const int some = std::min(kRankChunk, n_rows - row);
       kernels::PlaneRow rows[kRankChunk];
       for (int j = 0; j < some; ++j) {
@@ -343,6 +349,8 @@ int RankedLayer::read_block(int block, const float* sigma, const uint8_t* row_de
   }
   return made;
 }
+
+float RankedLayer::unit() const { return std::ldexp(1.0f, shift_); }
 
 int64_t RankedLayer::touched_bytes(const Page& page, const uint8_t* row_depths) const noexcept {
   constexpr int64_t kLine = 64;
@@ -377,14 +385,13 @@ const uint8_t* RankedLayer::read_chunk(int block, int chunk, int n, const uint8_
   if (format_.bits == 16) {
     int whole = n;
     while (whole > 0 && rank[whole - 1] < row + kRankChunk) --whole;
-    const float unit = std::ldexp(1.0f, shift_);
-    const f16* from = reinterpret_cast<const f16*>(at);  // payload of f16 is aligned to them
-    kernels::widen_f16(from, int64_t{whole} * kRankChunk, unit, x);
+    const f16* from = reinterpret_cast<const f16*>(at);
+    kernels::widen_f16(from, int64_t{whole} * kRankChunk, unit(), x);
     from += whole * kRankChunk;
     for (int i = whole; i < n; ++i) {
       const int left = rank[i] - row;
       float* to = x + i * kRankChunk;
-      kernels::widen_f16(from, left, unit, to);
+      kernels::widen_f16(from, left, unit(), to);
       std::fill(to + left, to + kRankChunk, 0.0f);
       from += left;
     }

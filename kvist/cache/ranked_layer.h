@@ -102,13 +102,18 @@ class RankedLayer {
   // in the constructor. Of tree codes the first row_depths[j] <= bits of row j, [rows that any
   // token reaches], or all; chunks behind the last row that is read are left out. `page` is that of
   // the last call on this layer, or forgotten. Returns the number of chunks.
+  //
+  // With `as_stored` coefficients of f16 stay where they lie, one token's after the other's, to be
+  // multiplied by unit(); x is not written then.
   struct Chunk {
     int n_tokens = 0;
     const float* x = nullptr;
     const uint8_t* depth = nullptr;
+    const f16* stored = nullptr;  // in the place of x
   };
   int read_block(int block, const float* sigma, const uint8_t* row_depths, Page* page, float* x,
-                 uint8_t* depth, Chunk* chunks) const noexcept;
+                 uint8_t* depth, Chunk* chunks, bool as_stored = false) const noexcept;
+  float unit() const;
   // Bytes of lines of 64 that the blocks of page.index ask something of, at these depths.
   int64_t touched_bytes(const Page& page, const uint8_t* row_depths) const noexcept;
   // Where the coefficients of a block, or of its page, begin and end, in bytes.

@@ -266,8 +266,12 @@ class Pass {
       rescale(to);
     for (int k = 0; k < scratch_.block.n_chunks; ++k) {
       const RankedLayer::Chunk& chunk = scratch_.block.chunks[static_cast<size_t>(k)];
-      kernels::add_coefficients(scratch_.s.data(), kBlock, rows_, chunk.x, chunk.n_tokens,
-                                to.sums.data() + int64_t{k} * rows_ * kRankChunk);
+      float* sums = to.sums.data() + int64_t{k} * rows_ * kRankChunk;
+      if (chunk.stored != nullptr)
+        kernels::add_stored_coefficients(scratch_.s.data(), kBlock, rows_, chunk.stored,
+                                         chunk.depth, chunk.n_tokens, layer_.unit(), sums);
+      else
+        kernels::add_coefficients(scratch_.s.data(), kBlock, rows_, chunk.x, chunk.n_tokens, sums);
     }
     kernels::add_shares(scratch_.s.data(), kBlock, rows_, anchors_of(view_, scratch_.block), n,
                         to.shares.data(), padded_);

@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 
 #include "kvist/kernels/attend-inl.h"
 #include "kvist/kernels/attend_internal.h"
@@ -347,22 +348,111 @@ void coefficients(const float* p, int64_t p_stride, int rows, const float* x, in
   });
 }
 
+// The first `left` numbers of a vector, zeros after them; nothing behind them is read.
+HWY_INLINE Vec load_first(const f16* p, int left) {
+#if HWY_TARGET <= HWY_AVX3
+  const auto lanes = static_cast<__mmask16>(left >= 16 ? 0xFFFF : left <= 0 ? 0 : (1 << left) - 1);
+  return Vec{_mm512_cvtph_ps(_mm256_maskz_loadu_epi16(lanes, p))};
+#else
+  if (left >= kLanes) return load_wide(p);
+  HWY_ALIGN float x[kLanes] = {};
+  for (int i = 0; i < left; ++i) x[i] = to_float(p[i]);
+  return hn::Load(Floats(), x);
+#endif
+}
+
+template <int kRows>
+HWY_INLINE void stored_tile(const float* HWY_RESTRICT p, int64_t p_stride,
+                            const f16* HWY_RESTRICT x, const uint8_t* depth, int n, float unit,
+                            float* HWY_RESTRICT sums) {
+  constexpr int kColumns = kLanes >= 16 ? 2 : 1;
+  for (int c = 0; c < kCoefficients; c += kColumns * kLanes) {
+    Vec sum[kRows][kColumns];
+    for (int r = 0; r < kRows; ++r)
+      for (int i = 0; i < kColumns; ++i) sum[r][i] = hn::Zero(Floats());
+    const f16* from = x;
+    for (int t = 0; t < n && depth[t] > c; from += depth[t++]) {
+      Vec y[kColumns];
+      for (int i = 0; i < kColumns; ++i) {
+        const int at = c + i * kLanes;
+        y[i] = load_first(from + at, depth[t] - at);
+      }
+      for (int r = 0; r < kRows; ++r) {
+        const Vec weight = hn::Set(Floats(), p[r * p_stride + t]);
+        for (int i = 0; i < kColumns; ++i) sum[r][i] = hn::MulAdd(weight, y[i], sum[r][i]);
+      }
+    }
+    const Vec by = hn::Set(Floats(), unit);
+    for (int r = 0; r < kRows; ++r) {
+      for (int i = 0; i < kColumns; ++i) {
+        float* to = sums + r * kCoefficients + c + i * kLanes;
+        hn::StoreU(hn::MulAdd(sum[r][i], by, hn::LoadU(Floats(), to)), Floats(), to);
+      }
+    }
+  }
+}
+
+void stored_coefficients(const float* p, int64_t p_stride, int rows, const f16* x,
+                         const uint8_t* depth, int n, float unit, float* sums) {
+  constexpr int kMost = kLanes >= 16 ? 9 : 4;  // rows whose sums stay in registers
+  for (int r = 0; r < rows;) {
+    const int left = rows - r, parts = (left + kMost - 1) / kMost,
+              some = (left + parts - 1) / parts;
+    const float* from = p + r * p_stride;
+    float* to = sums + r * kCoefficients;
+    const auto tile = [&](auto k) HWY_ATTR {
+      stored_tile<std::min<int>(k, kMost)>(from, p_stride, x, depth, n, unit, to);
+    };
+    switch (some) {
+      case 1:
+        tile(std::integral_constant<int, 1>());
+        break;
+      case 2:
+        tile(std::integral_constant<int, 2>());
+        break;
+      case 3:
+        tile(std::integral_constant<int, 3>());
+        break;
+      case 4:
+        tile(std::integral_constant<int, 4>());
+        break;
+      case 5:
+        tile(std::integral_constant<int, 5>());
+        break;
+      case 6:
+        tile(std::integral_constant<int, 6>());
+        break;
+      case 7:
+        tile(std::integral_constant<int, 7>());
+        break;
+      case 8:
+        tile(std::integral_constant<int, 8>());
+        break;
+      default:
+        tile(std::integral_constant<int, 9>());
+    }
+    r += some;
+  }
+}
+
 void shares(const float* HWY_RESTRICT p, int64_t p_stride, int rows, const AnchorLists& anchors,
             int n, float* HWY_RESTRICT weights, int64_t stride) {
-  constexpr int kWide = 16;
-  for (int first = 0; first < rows; first += kWide) {
-    const int some = std::min(kWide, rows - first);
+  const hn::RebindToSigned<Floats> di;
+  for (int first = 0; first < rows; first += kLanes) {
+    const int some = std::min(kLanes, rows - first);
+    const auto row = hn::Min(hn::Iota(di, 0), hn::Set(di, some - 1));
+    const auto at = hn::Mul(row, hn::Set(di, static_cast<int32_t>(p_stride)));
+    const auto there = hn::FirstN(Floats(), static_cast<size_t>(some));
     for (int t = 0; t < n; ++t) {
+      const int count = anchors.count[t];
+      if (count == 0) continue;
       const uint16_t* index = anchors.index + int64_t{t} * anchors.stride;
-      if (anchors.count[t] == 0) continue;
-      const float share = 1.0f / static_cast<float>(anchors.count[t]);
-      float column[kWide] = {};
-      for (int r = 0; r < some; ++r) column[r] = p[(first + r) * p_stride + t] * share;
-      for (int i = 0; i < anchors.count[t]; ++i) {
+      const Vec share = hn::Set(Floats(), 1.0f / static_cast<float>(count));
+      const Vec all = hn::Mul(hn::GatherIndex(Floats(), p + first * p_stride + t, at), share);
+      const Vec column = hn::IfThenElseZero(there, all);
+      for (int i = 0; i < count; ++i) {
         float* to = weights + int64_t{index[i]} * stride + first;
-        for (int k = 0; k < kWide; k += kLanes)
-          hn::StoreU(hn::Add(hn::LoadU(Floats(), to + k), hn::LoadU(Floats(), column + k)),
-                     Floats(), to + k);
+        hn::StoreU(hn::Add(hn::LoadU(Floats(), to), column), Floats(), to);
       }
     }
   }
@@ -435,6 +525,7 @@ HWY_EXPORT(score);
 HWY_EXPORT(values);
 HWY_EXPORT(weigh);
 HWY_EXPORT(coefficients);
+HWY_EXPORT(stored_coefficients);
 HWY_EXPORT(shares);
 HWY_EXPORT(columns_scaled);
 HWY_EXPORT(columns_added);
@@ -483,6 +574,10 @@ bool weigh_block(float* s, int64_t s_stride, int rows, int n, float* m, float* l
 void add_coefficients(const float* p, int64_t p_stride, int rows, const float* x, int n,
                       float* sums) noexcept {
   HWY_DYNAMIC_DISPATCH(coefficients)(p, p_stride, rows, x, n, sums);
+}
+void add_stored_coefficients(const float* p, int64_t p_stride, int rows, const f16* x,
+                             const uint8_t* depth, int n, float unit, float* sums) noexcept {
+  HWY_DYNAMIC_DISPATCH(stored_coefficients)(p, p_stride, rows, x, depth, n, unit, sums);
 }
 void add_shares(const float* p, int64_t p_stride, int rows, const AnchorLists& anchors, int n,
                 float* weights, int64_t stride) noexcept {

@@ -72,6 +72,11 @@ bool weigh_block(float* s, int64_t s_stride, int rows, int n, float* m, float* l
 void add_coefficients(const float* p, int64_t p_stride, int rows, const float* x, int n,
                       float* sums) noexcept;
 
+// The same of coefficients as they are stored: token t's first depth[t] <= 32, after those of the
+// tokens before it, each times `unit`. depth falls with t.
+void add_stored_coefficients(const float* p, int64_t p_stride, int rows, const f16* x,
+                             const uint8_t* depth, int n, float unit, float* sums) noexcept;
+
 // weights[a][r] += p[r][t] / count[t] for the anchors a of token t; `weights` has rows of `stride`
 // floats, stride a multiple of 16 and at least `rows`; p [rows][p_stride].
 void add_shares(const float* p, int64_t p_stride, int rows, const AnchorLists& anchors, int n,

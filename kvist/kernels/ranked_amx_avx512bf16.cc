@@ -71,6 +71,12 @@ void multiply(const Rows& rows, const std::byte* right, size_t chunk_bytes) {
 }
 #undef KVIST_RIGHT
 
+// The lower 16 of `lanes` of x, times `by`; the others are zero and not read.
+__m512 widened(const f16* x, uint32_t lanes, __m512 by) {
+  const __m256i half = _mm256_maskz_loadu_epi16(static_cast<__mmask16>(lanes), x);
+  return _mm512_mul_ps(_mm512_maskz_cvtph_ps(0xFFFF, half), by);
+}
+
 }  // namespace
 
 size_t basis_tiles_bytes(int n_rows, int width) noexcept {
@@ -99,13 +105,24 @@ size_t coefficient_tiles_bytes(int n_chunks) noexcept {
   return static_cast<size_t>(n_chunks * kBlockTiles) * kTileBytes;
 }
 
-void make_coefficient_tiles(const CoefficientRows* chunks, int n_chunks, std::byte* out) noexcept {
+void make_coefficient_tiles(const CoefficientRows* chunks, int n_chunks, float unit,
+                            std::byte* out) noexcept {
+  const __m512 by = _mm512_set1_ps(unit);
   for (int k = 0; k < n_chunks; ++k) {
     std::byte* to = left_tile(out, k, 0);
+    const f16* stored = chunks[k].stored;
     int t = 0;
     for (; t < chunks[k].n_tokens; ++t, to += kRowBytes) {
-      const float* x = chunks[k].x + t * kCoefficients;
-      const __m512bh row = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(x + kTile), _mm512_loadu_ps(x));
+      __m512 low, high;
+      if (stored != nullptr) {
+        const auto lanes = static_cast<uint32_t>((uint64_t{1} << chunks[k].depth[t]) - 1);
+        low = widened(stored, lanes, by), high = widened(stored + kTile, lanes >> kTile, by);
+        stored += chunks[k].depth[t];
+      } else {
+        const float* x = chunks[k].x + t * kCoefficients;
+        low = _mm512_loadu_ps(x), high = _mm512_loadu_ps(x + kTile);
+      }
+      const __m512bh row = _mm512_cvtne2ps_pbh(high, low);
       __builtin_memcpy(to, &row, kRowBytes);
     }
     for (; t % (2 * kTile) != 0; ++t, to += kRowBytes) __builtin_memset(to, 0, kRowBytes);
@@ -149,7 +166,7 @@ namespace kvist::kernels {
 size_t basis_tiles_bytes(int, int) noexcept { return 0; }
 void make_basis_tiles(const BasisSlice&, int, std::byte*) noexcept {}
 size_t coefficient_tiles_bytes(int) noexcept { return 0; }
-void make_coefficient_tiles(const CoefficientRows*, int, std::byte*) noexcept {}
+void make_coefficient_tiles(const CoefficientRows*, int, float, std::byte*) noexcept {}
 void configure_basis_tiles() noexcept {}
 void multiply_basis_tiles(const std::byte*, int, int, int, const CoefficientRows*, int,
                           const std::byte*, int, float*, int64_t) noexcept {}

@@ -18,13 +18,17 @@ size_t basis_tiles_bytes(int n_rows, int width) noexcept;
 void make_basis_tiles(const BasisSlice& basis, int n_rows, std::byte* out) noexcept;
 
 // Coefficients of the first n_tokens tokens of a block, for the rows 32 k on of the basis:
-// [n_tokens][32]. Chunks reach fewer and fewer tokens.
+// [n_tokens][32], or as add_stored_coefficients() takes them. Chunks reach fewer and fewer tokens.
 struct CoefficientRows {
   const float* x = nullptr;
   int n_tokens = 0;
+  const f16* stored = nullptr;  // in the place of x
+  const uint8_t* depth = nullptr;
 };
 size_t coefficient_tiles_bytes(int n_chunks) noexcept;
-void make_coefficient_tiles(const CoefficientRows* chunks, int n_chunks, std::byte* out) noexcept;
+// `unit` is what stored ones are multiplied by.
+void make_coefficient_tiles(const CoefficientRows* chunks, int n_chunks, float unit,
+                            std::byte* out) noexcept;
 
 // rows[t] = sum over chunks k of x_k[t] times the basis, for the columns [first, last) of `width`,
 // multiples of 16, of n_tokens <= 64 tokens; rows [64][row_stride] from column `first` on, those of
