@@ -148,27 +148,40 @@ HWY_INLINE void turn_head(float* x, const float* turn, const Turn& how) {
   turn_pairs(x, turn, how, 0);
 }
 #else
+// Pairs (2 f, 2 f + 1) of a vector; cs holds their cosines and sines.
+HWY_INLINE Vec turned_pairs(Vec y, Vec cs, bool back) {
+  const Floats d;
+  const Vec straight = hn::Mul(y, hn::DupEven(cs));
+  const Vec crossed = hn::Mul(hn::Reverse2(d, y), hn::DupOdd(cs));
+  const Vec sum = hn::Add(straight, crossed), difference = hn::Sub(straight, crossed);
+  return back ? hn::OddEven(difference, sum) : hn::OddEven(sum, difference);
+}
+
+// Pairs of a lane of *a and one of *b; turn [lanes][2].
+HWY_INLINE void turn_halves(const float* turn, bool back, Vec* a, Vec* b) {
+  const Floats d;
+  const Vec low = hn::LoadU(d, turn), high = hn::LoadU(d, turn + kLanes);
+  const Vec c = hn::ConcatEven(d, high, low), s = hn::ConcatOdd(d, high, low);
+  const Vec ac = hn::Mul(*a, c), bs = hn::Mul(*b, s), bc = hn::Mul(*b, c), as = hn::Mul(*a, s);
+  *a = back ? hn::Add(ac, bs) : hn::Sub(ac, bs);
+  *b = back ? hn::Sub(bc, as) : hn::Add(bc, as);
+}
+
 HWY_INLINE void turn_head(float* HWY_RESTRICT x, const float* HWY_RESTRICT turn, const Turn& how) {
   const Floats d;
   int f = 0;
   if (how.adjacent) {
     for (; 2 * f + kLanes <= 2 * how.n_frequencies; f += kLanes / 2) {
-      const Vec y = hn::LoadU(d, x + 2 * f), cs = hn::LoadU(d, turn + 2 * f);
-      const Vec straight = hn::Mul(y, hn::DupEven(cs));
-      const Vec crossed = hn::Mul(hn::Reverse2(d, y), hn::DupOdd(cs));
-      const Vec sum = hn::Add(straight, crossed), difference = hn::Sub(straight, crossed);
-      hn::StoreU(how.back ? hn::OddEven(difference, sum) : hn::OddEven(sum, difference), d,
-                 x + 2 * f);
+      float* at = x + 2 * f;
+      hn::StoreU(turned_pairs(hn::LoadU(d, at), hn::LoadU(d, turn + 2 * f), how.back), d, at);
     }
   } else {
     for (; f + kLanes <= how.n_frequencies; f += kLanes) {
-      float* other = x + how.n_frequencies;
-      const Vec a = hn::LoadU(d, x + f), b = hn::LoadU(d, other + f);
-      const Vec low = hn::LoadU(d, turn + 2 * f), high = hn::LoadU(d, turn + 2 * f + kLanes);
-      const Vec c = hn::ConcatEven(d, high, low), s = hn::ConcatOdd(d, high, low);
-      const Vec ac = hn::Mul(a, c), bs = hn::Mul(b, s), bc = hn::Mul(b, c), as = hn::Mul(a, s);
-      hn::StoreU(how.back ? hn::Add(ac, bs) : hn::Sub(ac, bs), d, x + f);
-      hn::StoreU(how.back ? hn::Sub(bc, as) : hn::Add(bc, as), d, other + f);
+      float* other = x + f + how.n_frequencies;
+      Vec a = hn::LoadU(d, x + f), b = hn::LoadU(d, other);
+      turn_halves(turn + 2 * f, how.back, &a, &b);
+      hn::StoreU(a, d, x + f);
+      hn::StoreU(b, d, other);
     }
   }
   turn_pairs(x, turn, how, f);
@@ -182,14 +195,78 @@ void turn_all(float* rows, int64_t row_stride, int n, int heads, int head_dim,
       turn_head(rows + t * row_stride + head * head_dim, turns[t], how);
 }
 
+#if HWY_TARGET != HWY_SCALAR
+// A token's mean as mean_of() has it, vector by vector, of exactly kCount anchors.
+template <int kCount, bool kOnto>
+class MeanVectors {
+ public:
+  MeanVectors(const float* rows, int64_t stride, const uint16_t* index, const float* onto)
+      : onto_(onto) {
+    for (int i = 0; i < kCount; ++i) row_[i] = rows + index[i] * stride;
+  }
+  HWY_INLINE Vec at(int k) const {
+    Vec sum = hn::LoadU(Floats(), row_[0] + k);
+    for (int i = 1; i < kCount; ++i) sum = hn::Add(sum, hn::LoadU(Floats(), row_[i] + k));
+    const Vec mean = hn::Mul(sum, hn::Set(Floats(), 1.0f / kCount));
+    return kOnto ? hn::Add(mean, hn::LoadU(Floats(), onto_ + k)) : mean;
+  }
+
+ private:
+  static_assert((kCount & (kCount - 1)) == 0, "other counts divide");
+  const float* row_[kCount];
+  const float* onto_;
+};
+
+// mean_of() and turn_head() of a token in one go; frequencies fill whole vectors.
+template <int kCount, bool kOnto>
+HWY_INLINE void turned_mean(const MeanVectors<kCount, kOnto>& mean, float* x, int width,
+                            const float* HWY_RESTRICT turn, const Turn& how) {
+  const Floats d;
+  const int turned = 2 * how.n_frequencies;
+  if (how.adjacent) {
+    for (int k = 0; k < turned; k += kLanes)
+      hn::StoreU(turned_pairs(mean.at(k), hn::LoadU(d, turn + k), how.back), d, x + k);
+  } else {
+    for (int f = 0; f < how.n_frequencies; f += kLanes) {
+      Vec a = mean.at(f), b = mean.at(f + how.n_frequencies);
+      turn_halves(turn + 2 * f, how.back, &a, &b);
+      hn::StoreU(a, d, x + f);
+      hn::StoreU(b, d, x + f + how.n_frequencies);
+    }
+  }
+  for (int k = turned; k < width; k += kLanes) hn::StoreU(mean.at(k), d, x + k);
+}
+#endif
+
+template <bool kOnto>
+void turn_with_rows(const float* anchors, int64_t stride, const AnchorLists& lists, float* rows,
+                    int64_t row_stride, int n, int head_dim, const float* const* turns, Turn how) {
+#if HWY_TARGET != HWY_SCALAR
+  constexpr int kUsual = 4;  // anchors of a token
+  const int lanes = how.adjacent ? 2 * how.n_frequencies : how.n_frequencies;
+  const bool whole = lanes % kLanes == 0 && head_dim % kLanes == 0;
+#endif
+  for (int t = 0; t < n; ++t, rows += row_stride) {
+#if HWY_TARGET != HWY_SCALAR
+    if (whole && lists.count[t] == kUsual) {
+      const uint16_t* index = lists.index + int64_t{t} * lists.stride;
+      turned_mean(MeanVectors<kUsual, kOnto>(anchors, stride, index, rows), rows, head_dim,
+                  turns[t], how);
+      continue;
+    }
+#endif
+    mean_of<kOnto>(anchors, stride, lists, t, head_dim, rows);
+    turn_head(rows, turns[t], how);
+  }
+}
+
 void turn_means(const float* anchors, int64_t anchor_stride, const AnchorLists& lists, bool onto,
                 float* rows, int64_t row_stride, int n, int head_dim, const float* const* turns,
                 const Turn& how) {
-  for (int t = 0; t < n; ++t, rows += row_stride) {
-    onto ? mean_of<true>(anchors, anchor_stride, lists, t, head_dim, rows)
-         : mean_of<false>(anchors, anchor_stride, lists, t, head_dim, rows);
-    turn_head(rows, turns[t], how);
-  }
+  if (onto)
+    turn_with_rows<true>(anchors, anchor_stride, lists, rows, row_stride, n, head_dim, turns, how);
+  else
+    turn_with_rows<false>(anchors, anchor_stride, lists, rows, row_stride, n, head_dim, turns, how);
 }
 
 #if HWY_TARGET == HWY_SCALAR
