@@ -8,6 +8,7 @@
 
 #include "kvist/core/error.h"
 #include "kvist/core/rng.h"
+#include "kvist/kernels/columns.h"
 
 namespace kvist {
 namespace {
@@ -100,22 +101,6 @@ std::vector<float> random_signs(int d, uint64_t seed, HeadTransform::Kind kind, 
   return out;
 }
 
-void butterfly(float* a, float* b, int n) {
-  for (int i = 0; i < n; ++i) {
-    const float x = a[i], y = b[i];
-    a[i] = x + y;
-    b[i] = x - y;
-  }
-}
-
-// Sylvester's matrix over the outer index of x [outer][inner].
-void walsh_hadamard(float* x, int outer, int inner) {
-  for (int half = inner; half < outer * inner; half *= 2) {
-    for (int begin = 0; begin < outer * inner; begin += 2 * half)
-      butterfly(x + begin, x + begin + half, half);
-  }
-}
-
 // Every x [n] of x [outer][n] becomes M x, given the columns of M.
 void multiply(float* x, int outer, int n, const float* columns) {
   std::array<float, HeadTransform::kMaxHeadDim> sum;
@@ -128,19 +113,6 @@ void multiply(float* x, int outer, int n, const float* columns) {
     }
     std::copy_n(sum.begin(), n, x);
   }
-}
-
-// x [d][n] becomes M x, summed in the order of multiply().
-void multiply_columns(float* x, int d, int n, const float* matrix, float* sums) {
-  for (int i = 0; i < d; ++i) {
-    float* sum = sums + static_cast<ptrdiff_t>(i) * n;
-    std::fill_n(sum, n, 0.0f);
-    for (int j = 0; j < d; ++j) {
-      const float m = *matrix++, *row = x + static_cast<ptrdiff_t>(j) * n;
-      for (int t = 0; t < n; ++t) sum[t] += row[t] * m;
-    }
-  }
-  std::copy_n(sums, static_cast<ptrdiff_t>(d) * n, x);
 }
 
 }  // namespace
@@ -177,7 +149,7 @@ void HeadTransform::apply(float* rows, int64_t n) const noexcept {
   for (int64_t row = 0; row < n; ++row, rows += d) {
     for (size_t i = 0; i < signs_.size(); ++i) rows[i] *= signs_[i];
     if (!matrix_.empty()) multiply(rows, outer_, inner_, transpose_.data());
-    walsh_hadamard(rows, outer_, inner_);
+    kernels::hadamard_columns(rows, outer_, inner_);
     for (int i = 0; i < d && scale_ != 1; ++i) rows[i] *= scale_;
   }
 }
@@ -190,17 +162,19 @@ void HeadTransform::apply_columns(float* x, int n, float* scratch) const noexcep
   for (size_t i = 0; i < signs_.size(); ++i) scale(x + static_cast<ptrdiff_t>(i) * n, signs_[i]);
   if (!matrix_.empty()) {
     const ptrdiff_t size = static_cast<ptrdiff_t>(inner_) * n;
-    for (int a = 0; a < outer_; ++a)
-      multiply_columns(x + a * size, inner_, n, matrix_.data(), scratch);
+    for (int a = 0; a < outer_; ++a) {
+      kernels::multiply_columns(matrix_.data(), inner_, inner_, x + a * size, n, scratch);
+      std::copy_n(scratch, size, x + a * size);
+    }
   }
-  walsh_hadamard(x, outer_, inner_ * n);
+  kernels::hadamard_columns(x, outer_, int64_t{inner_} * n);
   for (int i = 0; i < d && scale_ != 1; ++i) scale(x + static_cast<ptrdiff_t>(i) * n, scale_);
 }
 
 void HeadTransform::undo(float* rows, int64_t n) const noexcept {
   const int d = head_dim();
   for (int64_t row = 0; row < n; ++row, rows += d) {
-    walsh_hadamard(rows, outer_, inner_);
+    kernels::hadamard_columns(rows, outer_, inner_);
     if (!matrix_.empty()) multiply(rows, outer_, inner_, matrix_.data());
     for (size_t i = 0; i < signs_.size(); ++i) rows[i] *= signs_[i];
     for (int i = 0; i < d && scale_ != 1; ++i) rows[i] *= scale_;
