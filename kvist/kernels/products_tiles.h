@@ -21,8 +21,8 @@ size_t tile_scratch_bytes(int width) noexcept;
 void tile_products(const float* a, int rows, int64_t a_stride, int width, const std::byte* right,
                    int columns, float* out, int64_t out_stride, std::byte* scratch) noexcept;
 
-// Parts of 8 bits each leave 2^-18 of a number, so the products left out are below 3 * 2^-18; the
-// sums of 3 width products in fp32 round by 2^-24 each.
-constexpr double tile_unit(int width) { return 3 * 0x1p-18 + 3.0 * (width + 32) * 0x1p-24; }
+// A bf16 is off by at most 2^-8 of a number and two parts by 2^-16, so the products left out are
+// below 3 * 2^-16; the sums of 3 width products in fp32 round by 2^-24 each.
+constexpr double tile_unit(int width) { return 3 * 0x1p-16 + 3.0 * (width + 32) * 0x1p-24; }
 
 }  // namespace kvist::kernels
