@@ -364,23 +364,7 @@ void bytes_half(const KeyReader& reader, const uint8_t* half, int n_tokens, cons
     for (int j = 0; j < 8; ++j) {
       if (next != nullptr && first == 0 && j % 2 == 0)
         prefetch_lines(reader, next, first_block + j / 2);
-      const uint8_t* from = packed;
-      uint8_t* at = bytes;
-      for_byte_depths([&](auto depth) HWY_ATTR {
-        if (reader.steps[depth] == 0) return;
-        for_nibble<depth, true>(j, [&](const auto& run) HWY_ATTR {
-          for (int s = 0; s < reader.steps[depth]; ++s, at += kStep) {
-            __m256i x[kStepItems], y[kStepItems];
-#pragma GCC unroll 4
-            for (int m = 0; m < kStepItems; ++m, from += packed_vectors(depth) * kVectorBytes)
-              x[m] = run.read(from);
-            interleave_four(x, y);
-#pragma GCC unroll 4
-            for (int q = 0; q < kStepItems; ++q)
-              _mm256_store_si256(reinterpret_cast<__m256i*>(at + kVectorBytes * q), y[q]);
-          }
-        });
-      });
+      nibble_steps<kStepItems, true>(reader.steps, j, packed, bytes);
       for_row_parts(rows, [&](int r0, auto n) HWY_ATTR {
         const int8_t* weights = reader.bytes + int64_t{first + r0} * reader.row_bytes();
         for (int pair = 0; pair < 4; pair += 2) {

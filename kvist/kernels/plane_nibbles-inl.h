@@ -243,6 +243,38 @@ HWY_INLINE void for_byte_depths(const Fn& fn) {
   fn(std::integral_constant<int, 5>()), fn(std::integral_constant<int, 6>());
 }
 
+// Two vectors of items become two of dots: lane 16 l + 4 i + m of out[q] is byte 4 q + i of half l
+// of x[0] for m = 0, of x[1] for m = 1, and for 2 and 3 the bytes 8 behind those.
+HWY_INLINE void interleave_two(const __m256i* x, __m256i* out) {
+  const __m256i low = _mm256_unpacklo_epi8(x[0], x[1]), high = _mm256_unpackhi_epi8(x[0], x[1]);
+  out[0] = _mm256_unpacklo_epi16(low, high), out[1] = _mm256_unpackhi_epi16(low, high);
+}
+
+// Items 8 k + j of all steps as dots want them, kVectors vectors a step: steps[depth] of each
+// depth, their runs packed one after the other.
+template <int kVectors, bool kUnsigned>
+void nibble_steps(const int* steps, int j, const uint8_t* HWY_RESTRICT packed,
+                  uint8_t* HWY_RESTRICT bytes) {
+  for_byte_depths([&](auto depth) HWY_ATTR {
+    if (steps[depth] == 0) return;
+    for_nibble<depth, kUnsigned>(j, [&](const auto& run) HWY_ATTR {
+      for (int s = 0; s < steps[depth]; ++s, bytes += kVectors * kVectorBytes) {
+        __m256i x[kVectors], y[kVectors];
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v, packed += packed_vectors(depth) * kVectorBytes)
+          x[v] = run.read(packed);
+        if constexpr (kVectors == 4)
+          interleave_four(x, y);
+        else
+          interleave_two(x, y);
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v)
+          _mm256_store_si256(reinterpret_cast<__m256i*>(bytes + kVectorBytes * v), y[v]);
+      }
+    });
+  });
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace kvist::kernels
 HWY_AFTER_NAMESPACE();

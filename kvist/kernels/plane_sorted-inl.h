@@ -205,29 +205,7 @@ void add_part(const Chunk& chunk, const SortedTokens& sorted, const ValueScratch
   for (int first = 0; first < chunk.rows; first += kSumRows) {
     const int rows = std::min(kSumRows, chunk.rows - first);
     for (int j = 0; j < 8; ++j) {
-      const uint8_t* from = packed;
-      uint8_t* at = bytes;
-      for_byte_depths([&](auto depth) HWY_ATTR {
-        if (sorted.steps[depth] == 0) return;
-        for_nibble<depth, false>(j, [&](const auto& run) HWY_ATTR {
-          for (int s = 0; s < sorted.steps[depth]; ++s, at += kStep) {
-            __m256i x[4], y[4];
-#pragma GCC unroll 4
-            for (int v = 0; v < kVectors; ++v, from += packed_vectors(depth) * kVectorBytes)
-              x[v] = run.read(from);
-            if constexpr (kVectors == 4) {
-              interleave_four(x, y);
-            } else {
-              const __m256i low = _mm256_unpacklo_epi8(x[0], x[1]);
-              const __m256i high = _mm256_unpackhi_epi8(x[0], x[1]);
-              y[0] = _mm256_unpacklo_epi16(low, high), y[1] = _mm256_unpackhi_epi16(low, high);
-            }
-#pragma GCC unroll 4
-            for (int q = 0; q < kVectors; ++q)
-              _mm256_store_si256(reinterpret_cast<__m256i*>(at + kVectorBytes * q), y[q]);
-          }
-        });
-      });
+      nibble_steps<kVectors, false>(sorted.steps, j, packed, bytes);
       for_row_parts(rows, [&](int r0, auto n) HWY_ATTR {
         const int8_t* weights = scratch.weights + int64_t{first + r0} * kMaxSteps * 16;
         for (int pair = 0; pair < kVectors; pair += 2) {
