@@ -137,16 +137,22 @@ class PacketBytes {
   __m512i low_, high_, order_, columns_;
 };
 
-// Reconstructions of depths 7 and 8 in f16, by the first eight bits of a code.
+// Reconstructions of depths 7 and 8 in f16, by the first eight bits of a code: lower bytes, then
+// upper ones.
 struct DeepTables {
-  alignas(64) f16 at[kTreeDepth - kByteDepth][1 << kTreeDepth];
+  alignas(64) uint8_t at[kTreeDepth - kByteDepth][2][1 << kTreeDepth];
 };
 inline const DeepTables& deep_tables() {
   static const DeepTables made = [] {
     DeepTables t{};
-    for (int depth = kByteDepth + 1; depth <= kTreeDepth; ++depth)
-      for (int i = 0; i < 1 << kTreeDepth; ++i)
-        t.at[depth - kByteDepth - 1][i] = to_f16(tree_centroids(depth)[i >> (kTreeDepth - depth)]);
+    for (int depth = kByteDepth + 1; depth <= kTreeDepth; ++depth) {
+      for (int i = 0; i < 1 << kTreeDepth; ++i) {
+        const f16 x = to_f16(tree_centroids(depth)[i >> (kTreeDepth - depth)]);
+        uint8_t bytes[2];
+        std::memcpy(bytes, &x, 2);
+        for (int k = 0; k < 2; ++k) t.at[depth - kByteDepth - 1][k][i] = bytes[k];
+      }
+    }
     return t;
   }();
   return made;
@@ -158,35 +164,43 @@ class DeepValues {
   explicit DeepValues(int64_t stride) : tables_(deep_tables()) {
     const __m512i lane = _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7);
     at_ = _mm512_mullo_epi64(lane, _mm512_set1_epi64(stride));
-    // Byte s of group k is byte k of plane s + 1, which becomes bit 7 - s.
+    // Byte s of group k is byte k of plane s + 1, which becomes bit 7 - s; groups 0 and 4 first, as
+    // unpacking takes them apart.
+    const __m512i group = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
     by_group_ = _mm512_add_epi8(_mm512_set1_epi64(0x3830282018100800),
-                                _mm512_mullo_epi64(lane, _mm512_set1_epi64(kEachByte)));
+                                _mm512_mullo_epi64(group, _mm512_set1_epi64(kEachByte)));
   }
 
-  // out[0, 64) = Q_depth of 64 codes. Bit i of the 8 bytes at planes + s * stride is plane s + 1 of
-  // code i.
-  HWY_INLINE void decode64(const uint8_t* planes, int depth, float* HWY_RESTRICT out) const {
+  // out[k] = Q_depth of codes 16 k to 16 k + 15. Bit i of the 8 bytes at planes + s * stride is
+  // plane s + 1 of code i.
+  HWY_INLINE void read(const uint8_t* planes, int depth, __m512* out) const {
     const auto read = static_cast<__mmask8>((1 << depth) - 1);
     const __m512i all = _mm512_mask_i64gather_epi64(_mm512_setzero_si512(), read, at_, planes, 1);
     const __m512i prefix =
         transpose_bits(_mm512_permutexvar_epi8(by_group_, all), _mm512_set1_epi64(kBitOfByte));
-    const f16* table = tables_.at[depth - kByteDepth - 1];
-    const auto pair = [=](int i, __m512i index) HWY_ATTR {
-      return _mm512_permutex2var_epi16(_mm512_load_si512(table + 64 * i), index,
-                                       _mm512_load_si512(table + 64 * i + 32));
+    const __mmask64 upper = _mm512_movepi8_mask(prefix);
+    const auto look_up = [=, this](int k) HWY_ATTR {
+      const uint8_t* table = tables_.at[depth - kByteDepth - 1][k];
+      const auto half = [=](int i) HWY_ATTR {
+        return _mm512_permutex2var_epi8(_mm512_load_si512(table + 128 * i), prefix,
+                                        _mm512_load_si512(table + 128 * i + 64));
+      };
+      return _mm512_mask_blend_epi8(upper, half(0), half(1));
     };
+    const __m512i low = look_up(0), high = look_up(1);
+    const __m512i x[2] = {_mm512_unpacklo_epi8(low, high), _mm512_unpackhi_epi8(low, high)};
 #pragma GCC unroll 2
-    for (int half = 0; half < 2; ++half) {
-      const __m512i index = _mm512_cvtepu8_epi16(half == 0 ? _mm512_castsi512_si256(prefix)
-                                                           : _mm512_extracti64x4_epi64(prefix, 1));
-      const __mmask32 odd = _mm512_test_epi16_mask(index, _mm512_set1_epi16(64));
-      const __mmask32 upper = _mm512_test_epi16_mask(index, _mm512_set1_epi16(128));
-      const __m512i x = _mm512_mask_blend_epi16(
-          upper, _mm512_mask_blend_epi16(odd, pair(0, index), pair(1, index)),
-          _mm512_mask_blend_epi16(odd, pair(2, index), pair(3, index)));
-      _mm512_storeu_ps(out + 32 * half, _mm512_cvtph_ps(_mm512_castsi512_si256(x)));
-      _mm512_storeu_ps(out + 32 * half + 16, _mm512_cvtph_ps(_mm512_extracti64x4_epi64(x, 1)));
+    for (int i = 0; i < 2; ++i) {
+      out[2 * i] = _mm512_cvtph_ps(_mm512_castsi512_si256(x[i]));
+      out[2 * i + 1] = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(x[i], 1));
     }
+  }
+
+  HWY_INLINE void decode64(const uint8_t* planes, int depth, float* HWY_RESTRICT out) const {
+    __m512 x[4];
+    read(planes, depth, x);
+#pragma GCC unroll 4
+    for (int k = 0; k < 4; ++k) _mm512_storeu_ps(out + 16 * k, x[k]);
   }
 
  private:

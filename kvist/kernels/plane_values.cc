@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 #include <utility>
 
 #include "kvist/kernels/attend-inl.h"
@@ -84,11 +85,54 @@ void add_all_decoded(const Chunk& chunk, const ValueScratch& scratch) {
 }
 
 #if HWY_TARGET == HWY_AVX3_DL
+// Channels [c, c + 64) of the tokens too deep for bytes, whose sums stay in registers.
+template <int kRows>
+void add_deep(const Chunk& chunk, const LivePackets& live, const DeepValues& deep, int c) {
+  __m512 sum[kRows][4];
+  for (int r = 0; r < kRows; ++r)
+    for (int k = 0; k < 4; ++k) sum[r][k] = _mm512_setzero_ps();
+  for (int i = 0; i < live.n_beyond; ++i) {
+    if (c == 0 && i + kAskAhead < live.n_beyond) ask_for(chunk, live.beyond[i + kAskAhead]);
+    const int j = live.beyond[i];
+    __m512 x[4];
+    deep.read(chunk.packets + chunk.layout.run(chunk.first + j) + c / 8, chunk.depths[j], x);
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      const __m512 w = _mm512_set1_ps(chunk.alpha[r * chunk.stride + j]);
+      for (int k = 0; k < 4; ++k) sum[r][k] = _mm512_fmadd_ps(w, x[k], sum[r][k]);
+    }
+  }
+  for (int r = 0; r < kRows; ++r) {
+    float* out = chunk.out + int64_t{r} * chunk.layout.head_dim + c;
+    for (int k = 0; k < 4; ++k)
+      _mm512_storeu_ps(out + 16 * k, _mm512_add_ps(sum[r][k], _mm512_loadu_ps(out + 16 * k)));
+  }
+}
+
 // Tokens too deep for bytes: beside these f16 is enough.
 void add_beyond(const Chunk& chunk, const LivePackets& live, const ValueScratch& scratch) {
   if (live.n_beyond == 0) return;
   const int64_t plane_bytes = chunk.layout.plane_bytes();
   const DeepValues deep(plane_bytes);
+  const auto sum_in_registers = [&](auto rows) HWY_ATTR {
+    for (int c = 0; c < chunk.layout.head_dim; c += 64) add_deep<rows>(chunk, live, deep, c);
+  };
+  if (chunk.layout.head_dim % 64 == 0) {
+    switch (chunk.rows) {
+      case 1:
+        return sum_in_registers(std::integral_constant<int, 1>());
+      case 2:
+        return sum_in_registers(std::integral_constant<int, 2>());
+      case 3:
+        return sum_in_registers(std::integral_constant<int, 3>());
+      case 4:
+        return sum_in_registers(std::integral_constant<int, 4>());
+      case 5:
+        return sum_in_registers(std::integral_constant<int, 5>());
+      default:
+        break;  // too many to stay there
+    }
+  }
   add_decoded(
       chunk, live.beyond, live.n_beyond,
       [&](const uint8_t* run, int depth, int c, int some, float* out) HWY_ATTR {
