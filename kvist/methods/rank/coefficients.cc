@@ -32,7 +32,11 @@ void require_codable(const RankedCode& code, size_t i, int layer, const Coeffici
       throw Error(ErrorKind::corrupt,
                   str(at(), "coefficient ", j, " is ", x[j], "; only finite numbers can be coded"));
   if (format.tree() && !finite(gain_of(x, sigma.data())))
-    throw Error(ErrorKind::corrupt, at() + "its gain is larger than f16 can hold");
+    throw Error(
+        ErrorKind::corrupt,
+        at() +
+            "its gain is larger than f16 can hold: it lies in directions of which the basis has "
+            "seen next to nothing; kvist calibrate --basis on more text learns them");
   for (size_t j = 0; format.groups() && j < x.size(); j += kRankChunk) {
     const GroupScale scale =
         scale_of(x.subspan(j, std::min<size_t>(kRankChunk, x.size() - j)), format.bits);
