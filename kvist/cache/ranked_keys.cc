@@ -45,7 +45,6 @@ BlockScratch::BlockScratch(const RankedSizes& sizes)
       x(static_cast<size_t>(sizes.chunks() * kBlock * kRankChunk)),
       page(sizes.basis_rows),
       depth(static_cast<size_t>(sizes.chunks() * kBlock)),
-      by_tiles(static_cast<size_t>(sizes.chunks())),
       tiles(kernels::has_basis_tiles() ? kernels::coefficient_tiles_bytes(sizes.chunks()) : 0) {}
 
 uint64_t BlockScratch::allocated_bytes() const {
@@ -107,15 +106,9 @@ void read_block(const RankedView& view, int block, BlockScratch& scratch) noexce
                                       scratch.x.data(), scratch.depth.data(), scratch.chunks.data(),
                                       view.key_tiles != nullptr || view.is_expanded(block));
   if (view.is_expanded(block)) return;
-  if (view.key_tiles != nullptr) {
-    for (int k = 0; k < scratch.n_chunks; ++k) {
-      const RankedLayer::Chunk& chunk = scratch.chunks[static_cast<size_t>(k)];
-      scratch.by_tiles[static_cast<size_t>(k)] = {chunk.x, chunk.n_tokens, chunk.stored,
-                                                  chunk.depth};
-    }
-    kernels::make_coefficient_tiles(scratch.by_tiles.data(), scratch.n_chunks, layer.unit(),
+  if (view.key_tiles != nullptr)
+    kernels::make_coefficient_tiles(scratch.chunks.data(), scratch.n_chunks, layer.unit(),
                                     scratch.tiles.data());
-  }
   scratch.turns.resize(static_cast<size_t>(layer.block_tokens(block)));
   for (int i = 0; i < layer.block_tokens(block); ++i)
     scratch.turns[static_cast<size_t>(i)] = view.rotations->row(layer.position(block, i));
@@ -125,7 +118,7 @@ void make_residuals(const RankedView& view, int head, BlockScratch& scratch) noe
   const int d = view.layer->shape().head_dim, n = static_cast<int>(scratch.turns.size());
   if (view.key_tiles != nullptr)
     return kernels::multiply_basis_tiles(view.key_tiles, view.key_width(), head * d, (head + 1) * d,
-                                         scratch.by_tiles.data(), scratch.n_chunks,
+                                         scratch.chunks.data(), scratch.n_chunks,
                                          scratch.tiles.data(), n, scratch.rows.data(), d);
   std::fill_n(scratch.rows.data(), n * d, 0.0f);
   for (int k = 0; k < scratch.n_chunks; ++k) {

@@ -74,16 +74,15 @@ struct BlockScratch {
   // Of the block read last, in its order.
   std::vector<RankedLayer::Chunk> chunks;
   int n_chunks = 0;
-  std::vector<uint16_t> index;                     // [64][neighbours] anchors
-  std::vector<uint8_t> count;                      // [64] of them
-  std::vector<const float*> turns;                 // [64] rotations
-  Buffer<float> rows;                              // [64][head_dim] keys of a head
-  Buffer<float> block;                             // [head_dim][64] keys of a head
-  Buffer<float> x;                                 // [chunks][64][32] coefficients
-  RankedLayer::Page page;                          // of tree codes; forgotten between layers
-  std::vector<uint8_t> depth;                      // [chunks][64]
-  std::vector<kernels::CoefficientRows> by_tiles;  // [chunks]
-  Buffer<std::byte> tiles;                         // of the coefficients
+  std::vector<uint16_t> index;      // [64][neighbours] anchors
+  std::vector<uint8_t> count;       // [64] of them
+  std::vector<const float*> turns;  // [64] rotations
+  Buffer<float> rows;               // [64][head_dim] keys of a head
+  Buffer<float> block;              // [head_dim][64] keys of a head
+  Buffer<float> x;                  // [chunks][64][32] coefficients
+  RankedLayer::Page page;           // of tree codes; forgotten between layers
+  std::vector<uint8_t> depth;       // [chunks][64]
+  Buffer<std::byte> tiles;          // of the coefficients
 };
 
 // Keys of the exact tokens [begin, end) of `head`, turned back to before RoPE, those that are

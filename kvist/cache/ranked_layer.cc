@@ -385,13 +385,14 @@ const uint8_t* RankedLayer::read_chunk(int block, int chunk, int n, const uint8_
   if (format_.bits == 16) {
     int whole = n;
     while (whole > 0 && rank[whole - 1] < row + kRankChunk) --whole;
+    const float unit = this->unit();
     const f16* from = reinterpret_cast<const f16*>(at);
-    kernels::widen_f16(from, int64_t{whole} * kRankChunk, unit(), x);
+    kernels::widen_f16(from, int64_t{whole} * kRankChunk, unit, x);
     from += whole * kRankChunk;
     for (int i = whole; i < n; ++i) {
       const int left = rank[i] - row;
       float* to = x + i * kRankChunk;
-      kernels::widen_f16(from, left, unit(), to);
+      kernels::widen_f16(from, left, unit, to);
       std::fill(to + left, to + kRankChunk, 0.0f);
       from += left;
     }

@@ -105,12 +105,7 @@ class RankedLayer {
   //
   // With `as_stored` coefficients of f16 stay where they lie, one token's after the other's, to be
   // multiplied by unit(); x is not written then.
-  struct Chunk {
-    int n_tokens = 0;
-    const float* x = nullptr;
-    const uint8_t* depth = nullptr;
-    const f16* stored = nullptr;  // in the place of x
-  };
+  using Chunk = kernels::CoefficientRows;
   int read_block(int block, const float* sigma, const uint8_t* row_depths, Page* page, float* x,
                  uint8_t* depth, Chunk* chunks, bool as_stored = false) const noexcept;
   float unit() const;

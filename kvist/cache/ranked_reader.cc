@@ -264,15 +264,11 @@ class Pass {
     float* factor = scratch_.factor.data();
     if (kernels::weigh_block(scratch_.s.data(), kBlock, rows_, n, to.m.data(), to.l.data(), factor))
       rescale(to);
-    for (int k = 0; k < scratch_.block.n_chunks; ++k) {
-      const RankedLayer::Chunk& chunk = scratch_.block.chunks[static_cast<size_t>(k)];
-      float* sums = to.sums.data() + int64_t{k} * rows_ * kRankChunk;
-      if (chunk.stored != nullptr)
-        kernels::add_stored_coefficients(scratch_.s.data(), kBlock, rows_, chunk.stored,
-                                         chunk.depth, chunk.n_tokens, layer_.unit(), sums);
-      else
-        kernels::add_coefficients(scratch_.s.data(), kBlock, rows_, chunk.x, chunk.n_tokens, sums);
-    }
+    const float unit = layer_.unit();
+    for (int k = 0; k < scratch_.block.n_chunks; ++k)
+      kernels::add_coefficients(scratch_.s.data(), kBlock, rows_,
+                                scratch_.block.chunks[static_cast<size_t>(k)], unit,
+                                to.sums.data() + int64_t{k} * rows_ * kRankChunk);
     kernels::add_shares(scratch_.s.data(), kBlock, rows_, anchors_of(view_, scratch_.block), n,
                         to.shares.data(), padded_);
     to.coded_bytes += coded_bytes(block);

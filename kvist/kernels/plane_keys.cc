@@ -212,6 +212,16 @@ int make_steps(KeyReader* reader, const float* unit) {
   return used;
 }
 
+// What row r's weights stand for, given their sum as bytes, their sizes' sum, what they were
+// multiplied by, and of how many channels they are.
+// |w c - w' c'| <= |w| |c - c'| + |w - w'| |c'|
+void close_row(KeyReader* reader, int r, int sum, float all, float scale, int used) {
+  reader->zero[r] = kByteZero * sum;
+  reader->unit[r] = scale == 0 ? 0 : byte_unit() / scale;
+  reader->error[r] =
+      0.5f * byte_unit() * all + static_cast<float>(used) * 0.5f * 127.5f * reader->unit[r];
+}
+
 #if HWY_TARGET == HWY_AVX3_DL
 void fill_bytes(KeyReader* reader, const float* weight) {
   const int used = make_steps(reader, byte_tables().unit), n = kStepItems * reader->n_steps;
@@ -240,11 +250,7 @@ void fill_bytes(KeyReader* reader, const float* weight) {
       _mm_mask_storeu_epi8(reader->bytes + r * reader->row_bytes() + i, lanes_at(i),
                            _mm512_cvtepi32_epi8(whole));
     }
-    reader->zero[r] = kByteZero * _mm512_reduce_add_epi32(sum);
-    reader->unit[r] = scale == 0 ? 0 : byte_unit() / scale;
-    // |w c - w' c'| <= |w| |c - c'| + |w - w'| |c'|
-    reader->error[r] = 0.5f * byte_unit() * _mm512_reduce_add_ps(all) +
-                       static_cast<float>(used) * 0.5f * 127.5f * reader->unit[r];
+    close_row(reader, r, _mm512_reduce_add_epi32(sum), _mm512_reduce_add_ps(all), scale, used);
   }
 }
 
@@ -329,10 +335,7 @@ void fill_bytes(KeyReader* reader, const float* weight) {
       sum += whole;
       reader->bytes[r * reader->row_bytes() + i] = static_cast<int8_t>(whole);
     }
-    reader->zero[r] = kByteZero * sum;
-    reader->unit[r] = scale == 0 ? 0 : byte_unit() / scale;
-    reader->error[r] =
-        0.5f * byte_unit() * all + static_cast<float>(used) * 0.5f * 127.5f * reader->unit[r];
+    close_row(reader, r, sum, all, scale, used);
   }
 }
 

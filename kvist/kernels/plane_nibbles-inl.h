@@ -15,8 +15,8 @@
 #include <cmath>
 #include <cstdint>
 #include <type_traits>
-#include <utility>
 
+#include "kvist/kernels/constant-inl.h"
 #include "kvist/kernels/plane_bytes-inl.h"
 
 #if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
@@ -25,7 +25,6 @@ namespace kvist::kernels {
 namespace HWY_NAMESPACE {
 
 constexpr int kVectorBytes = 32;
-constexpr int kMostPacked = 6;  // vectors of one run of planes
 
 // Vectors that hold a run read to this depth.
 constexpr int packed_vectors(int depth) { return depth <= 2 ? depth : depth <= 4 ? 4 : depth; }
@@ -188,19 +187,7 @@ template <typename Fn>
 HWY_INLINE void for_row_parts(int rows, const Fn& fn) {
   for (int r = 0; r < rows;) {
     const int left = rows - r, n = left > 4 ? (left == 5 ? 3 : 4) : left;
-    switch (n) {
-      case 1:
-        fn(r, std::integral_constant<int, 1>());
-        break;
-      case 2:
-        fn(r, std::integral_constant<int, 2>());
-        break;
-      case 3:
-        fn(r, std::integral_constant<int, 3>());
-        break;
-      default:
-        fn(r, std::integral_constant<int, 4>());
-    }
+    with_constant<4>(n, [&](auto some) HWY_ATTR { fn(r, some); });
     r += n;
   }
 }

@@ -27,7 +27,8 @@ using namespace internal;
 
 constexpr int kStepTokens = 8;
 constexpr int kMostSortedSteps = kValueChunk / kStepTokens + kByteDepth;
-static_assert(kMostSortedSteps * kVectorBytes <= kMaxSteps * 16);
+constexpr int kRowWeights = kMaxSteps * 16;  // bytes of a row's weights
+static_assert(kMostSortedSteps * kVectorBytes <= kRowWeights);
 
 // Tokens of a chunk, those of depth 1 first; each depth is filled up to whole steps with its first
 // token, marked by kFill.
@@ -78,7 +79,7 @@ void sorted_weights(const Chunk& chunk, const SortedTokens& sorted, const ValueS
   const __m256i evens_odds = _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7);
   for (int r = 0; r < chunk.rows; ++r) {
     const float* alpha = chunk.alpha + r * chunk.stride;
-    auto* to = reinterpret_cast<float*>(scratch.weights + int64_t{r} * kMaxSteps * 16);
+    auto* to = reinterpret_cast<float*>(scratch.weights + int64_t{r} * kRowWeights);
     __m256 top = _mm256_setzero_ps();
     for (int s = 0; s < sorted.n_steps; ++s) {
       const __m256i token = _mm256_permutevar8x32_epi32(
@@ -207,13 +208,13 @@ void add_part(const Chunk& chunk, const SortedTokens& sorted, const ValueScratch
     for (int j = 0; j < 8; ++j) {
       nibble_steps<kVectors, false>(sorted.steps, j, packed, bytes);
       for_row_parts(rows, [&](int r0, auto n) HWY_ATTR {
-        const int8_t* weights = scratch.weights + int64_t{first + r0} * kMaxSteps * 16;
+        const int8_t* weights = scratch.weights + int64_t{first + r0} * kRowWeights;
         for (int pair = 0; pair < kVectors; pair += 2) {
           two_vectors<n, false>(
               bytes + kVectorBytes * pair, sorted.n_steps, kStep,
               [=](int r, int s) HWY_ATTR {
                 return _mm256_load_si256(reinterpret_cast<const __m256i*>(
-                    weights + int64_t{r} * kMaxSteps * 16 + kVectorBytes * s));
+                    weights + int64_t{r} * kRowWeights + kVectorBytes * s));
               },
               [=](int r, int q, __m256i sum) HWY_ATTR {
                 const __m128i both =

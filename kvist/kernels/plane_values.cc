@@ -9,10 +9,10 @@
 
 #include <algorithm>
 #include <cstring>
-#include <type_traits>
 #include <utility>
 
 #include "kvist/kernels/attend-inl.h"
+#include "kvist/kernels/constant-inl.h"
 #include "kvist/kernels/plane_chunk.h"
 #include "kvist/kernels/plane_code-inl.h"
 #include "kvist/kernels/plane_keys.h"
@@ -68,6 +68,16 @@ HWY_INLINE void add_decoded(const Chunk& chunk, const int16_t* token, int n, con
   }
 }
 
+// The same with decode_channels() itself.
+void add_decoded(const Chunk& chunk, const int16_t* token, int n, const ValueScratch& scratch) {
+  const int64_t plane_bytes = chunk.layout.plane_bytes();
+  add_decoded(
+      chunk, token, n,
+      [=](const uint8_t* run, int depth, int c, int some, float* out)
+          HWY_ATTR { decode_channels(run, plane_bytes, depth, c, some, out); },
+      scratch);
+}
+
 void add_all_decoded(const Chunk& chunk, const ValueScratch& scratch) {
   int16_t token[kValueChunk];
   int n = 0;
@@ -76,12 +86,7 @@ void add_all_decoded(const Chunk& chunk, const ValueScratch& scratch) {
     n += chunk.depths[j] > 0;
   }
   for (int i = 0; i < std::min(n, kAskAhead); ++i) ask_for(chunk, token[i]);
-  const int64_t plane_bytes = chunk.layout.plane_bytes();
-  add_decoded(
-      chunk, token, n,
-      [=](const uint8_t* run, int depth, int c, int some, float* out)
-          HWY_ATTR { decode_channels(run, plane_bytes, depth, c, some, out); },
-      scratch);
+  add_decoded(chunk, token, n, scratch);
 }
 
 #if HWY_TARGET == HWY_AVX3_DL
@@ -114,25 +119,11 @@ void add_beyond(const Chunk& chunk, const LivePackets& live, const ValueScratch&
   if (live.n_beyond == 0) return;
   const int64_t plane_bytes = chunk.layout.plane_bytes();
   const DeepValues deep(plane_bytes);
-  const auto sum_in_registers = [&](auto rows) HWY_ATTR {
-    for (int c = 0; c < chunk.layout.head_dim; c += 64) add_deep<rows>(chunk, live, deep, c);
-  };
-  if (chunk.layout.head_dim % 64 == 0) {
-    switch (chunk.rows) {
-      case 1:
-        return sum_in_registers(std::integral_constant<int, 1>());
-      case 2:
-        return sum_in_registers(std::integral_constant<int, 2>());
-      case 3:
-        return sum_in_registers(std::integral_constant<int, 3>());
-      case 4:
-        return sum_in_registers(std::integral_constant<int, 4>());
-      case 5:
-        return sum_in_registers(std::integral_constant<int, 5>());
-      default:
-        break;  // too many to stay there
-    }
-  }
+  constexpr int kMostRows = 5;  // whose sums stay in registers
+  if (chunk.layout.head_dim % 64 == 0 && chunk.rows <= kMostRows)
+    return with_constant<kMostRows>(chunk.rows, [&](auto rows) HWY_ATTR {
+      for (int c = 0; c < chunk.layout.head_dim; c += 64) add_deep<rows>(chunk, live, deep, c);
+    });
   add_decoded(
       chunk, live.beyond, live.n_beyond,
       [&](const uint8_t* run, int depth, int c, int some, float* out) HWY_ATTR {
@@ -158,17 +149,12 @@ void add_all_in_bytes(const Chunk& all, const ValueScratch& scratch) {
 }
 #elif HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
 void add_all_in_bytes(const Chunk& all, const ValueScratch& scratch) {
-  const int64_t plane_bytes = all.layout.plane_bytes();
   for (int at = 0; at < all.n; at += kValueChunk) {
     const Chunk chunk = all.part(at);
     SortedTokens sorted;
     sort_by_depth(chunk, &sorted);
     add_sorted(chunk, sorted, scratch);
-    add_decoded(
-        chunk, sorted.beyond, sorted.n_beyond,
-        [=](const uint8_t* run, int depth, int c, int some, float* out)
-            HWY_ATTR { decode_channels(run, plane_bytes, depth, c, some, out); },
-        scratch);
+    add_decoded(chunk, sorted.beyond, sorted.n_beyond, scratch);
   }
 }
 #endif

@@ -11,10 +11,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <type_traits>
 
 #include "kvist/kernels/attend-inl.h"
 #include "kvist/kernels/attend_internal.h"
+#include "kvist/kernels/constant-inl.h"
 #include "kvist/kernels/ranked_tiles.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -401,27 +401,10 @@ HWY_INLINE void coefficient_tile(const float* HWY_RESTRICT p, int64_t p_stride,
 }
 
 void coefficients(const float* p, int64_t p_stride, int rows, const float* x, int n, float* sums) {
-  by_eight(rows, [&](int r, int some) {
-    const float* from = p + r * p_stride;
-    float* to = sums + r * kCoefficients;
-    switch (some) {
-      case 1:
-        return coefficient_tile<1>(from, p_stride, x, n, to);
-      case 2:
-        return coefficient_tile<2>(from, p_stride, x, n, to);
-      case 3:
-        return coefficient_tile<3>(from, p_stride, x, n, to);
-      case 4:
-        return coefficient_tile<4>(from, p_stride, x, n, to);
-      case 5:
-        return coefficient_tile<5>(from, p_stride, x, n, to);
-      case 6:
-        return coefficient_tile<6>(from, p_stride, x, n, to);
-      case 7:
-        return coefficient_tile<7>(from, p_stride, x, n, to);
-      default:
-        return coefficient_tile<8>(from, p_stride, x, n, to);
-    }
+  by_eight(rows, [&](int r, int some) HWY_ATTR {
+    with_constant<8>(some, [&](auto n_rows) HWY_ATTR {
+      coefficient_tile<n_rows>(p + r * p_stride, p_stride, x, n, sums + r * kCoefficients);
+    });
   });
 }
 
@@ -477,37 +460,9 @@ void stored_coefficients(const float* p, int64_t p_stride, int rows, const f16* 
               some = (left + parts - 1) / parts;
     const float* from = p + r * p_stride;
     float* to = sums + r * kCoefficients;
-    const auto tile = [&](auto k) HWY_ATTR {
-      stored_tile<std::min<int>(k, kMost)>(from, p_stride, x, depth, n, unit, to);
-    };
-    switch (some) {
-      case 1:
-        tile(std::integral_constant<int, 1>());
-        break;
-      case 2:
-        tile(std::integral_constant<int, 2>());
-        break;
-      case 3:
-        tile(std::integral_constant<int, 3>());
-        break;
-      case 4:
-        tile(std::integral_constant<int, 4>());
-        break;
-      case 5:
-        tile(std::integral_constant<int, 5>());
-        break;
-      case 6:
-        tile(std::integral_constant<int, 6>());
-        break;
-      case 7:
-        tile(std::integral_constant<int, 7>());
-        break;
-      case 8:
-        tile(std::integral_constant<int, 8>());
-        break;
-      default:
-        tile(std::integral_constant<int, 9>());
-    }
+    with_constant<kMost>(some, [&](auto n_rows) HWY_ATTR {
+      stored_tile<n_rows>(from, p_stride, x, depth, n, unit, to);
+    });
     r += some;
   }
 }
@@ -648,13 +603,11 @@ bool weigh_block(float* s, int64_t s_stride, int rows, int n, float* m, float* l
                  float* factor) noexcept {
   return HWY_DYNAMIC_DISPATCH(weigh)(s, s_stride, rows, n, m, l, factor);
 }
-void add_coefficients(const float* p, int64_t p_stride, int rows, const float* x, int n,
-                      float* sums) noexcept {
-  HWY_DYNAMIC_DISPATCH(coefficients)(p, p_stride, rows, x, n, sums);
-}
-void add_stored_coefficients(const float* p, int64_t p_stride, int rows, const f16* x,
-                             const uint8_t* depth, int n, float unit, float* sums) noexcept {
-  HWY_DYNAMIC_DISPATCH(stored_coefficients)(p, p_stride, rows, x, depth, n, unit, sums);
+void add_coefficients(const float* p, int64_t p_stride, int rows, const CoefficientRows& chunk,
+                      float unit, float* sums) noexcept {
+  if (chunk.stored != nullptr) HWY_DYNAMIC_DISPATCH(stored_coefficients)
+  (p, p_stride, rows, chunk.stored, chunk.depth, chunk.n_tokens, unit, sums);
+  else HWY_DYNAMIC_DISPATCH(coefficients)(p, p_stride, rows, chunk.x, chunk.n_tokens, sums);
 }
 void add_shares(const float* p, int64_t p_stride, int rows, const AnchorLists& anchors, int n,
                 float* weights, int64_t stride) noexcept {

@@ -68,14 +68,19 @@ void score_block(const void* k, Scalar type, int head_dim, const float* q, int r
 bool weigh_block(float* s, int64_t s_stride, int rows, int n, float* m, float* l,
                  float* factor) noexcept;
 
-// sums[r][0, 32) += sum over t of p[r][t] * x[t][0, 32); x [n][32], p [rows][p_stride].
-void add_coefficients(const float* p, int64_t p_stride, int rows, const float* x, int n,
-                      float* sums) noexcept;
-
-// The same of coefficients as they are stored: token t's first depth[t] <= 32, after those of the
-// tokens before it, each times `unit`. depth falls with t.
-void add_stored_coefficients(const float* p, int64_t p_stride, int rows, const f16* x,
-                             const uint8_t* depth, int n, float unit, float* sums) noexcept;
+// Coefficients of the first n_tokens tokens of a block for 32 rows of a basis: x [n_tokens][32],
+// or, where they are read as stored, token t's first depth[t] <= 32, one token's after the other's.
+// depth falls with t.
+struct CoefficientRows {
+  int n_tokens = 0;
+  const float* x = nullptr;
+  const uint8_t* depth = nullptr;
+  const f16* stored = nullptr;  // in the place of x
+};
+// sums[r][0, 32) += sum over t of p[r][t] times the coefficients of token t, stored ones times
+// `unit`; p [rows][p_stride].
+void add_coefficients(const float* p, int64_t p_stride, int rows, const CoefficientRows& chunk,
+                      float unit, float* sums) noexcept;
 
 // weights[a][r] += p[r][t] / count[t] for the anchors a of token t; `weights` has rows of `stride`
 // floats, stride a multiple of 16 and at least `rows`; p [rows][p_stride].

@@ -17,14 +17,6 @@ bool has_basis_tiles() noexcept;
 size_t basis_tiles_bytes(int n_rows, int width) noexcept;
 void make_basis_tiles(const BasisSlice& basis, int n_rows, std::byte* out) noexcept;
 
-// Coefficients of the first n_tokens tokens of a block, for the rows 32 k on of the basis:
-// [n_tokens][32], or as add_stored_coefficients() takes them. Chunks reach fewer and fewer tokens.
-struct CoefficientRows {
-  const float* x = nullptr;
-  int n_tokens = 0;
-  const f16* stored = nullptr;  // in the place of x
-  const uint8_t* depth = nullptr;
-};
 size_t coefficient_tiles_bytes(int n_chunks) noexcept;
 // `unit` is what stored ones are multiplied by.
 void make_coefficient_tiles(const CoefficientRows* chunks, int n_chunks, float unit,
